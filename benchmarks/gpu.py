@@ -13,18 +13,20 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from _bench import CLASSES, WIDTH, Report, arguments, rounds, seconds
 
-from kindler import Device
+from kindler import Device, Optimization
 
 MLP_BATCH, MLP_STEPS = 256, 300
 SEQUENCE_BATCH, SEQUENCE_STEPS, TOKENS, WORDS = 32, 60, 128, 1_000
 EPOCHS = 4
 SCORED, SCORE_BATCH = 256_000, 4_096
+ACCUMULATED = Optimization(accumulation_steps=4, scheduler_step="step")
 
 
 def main() -> None:
@@ -62,10 +64,34 @@ def main() -> None:
         measured["transformer, hand-written"],
         at_least=0.98,
     )
+    _graphs_report(report, given.repeats)
     _first_report(report, given.repeats)
     _keras_report(report, given.repeats)
     _predict_report(report, given.repeats)
     report.finish(device=_device())
+
+
+def _graphs_report(report: Report, repeats: int) -> None:
+    """Steps that are recorded up to their gradients."""
+    cases = {
+        "MLP, accumulation 4, schedule": (3.0, 1, {"optimization": ACCUMULATED, "scheduler": falling}),
+        "MLP, two workers on the GPU": (2.0, 2, {}),
+    }
+    for case, (at_least, workers, options) in cases.items():
+        ways = {}
+        for way, compile_ in (("eager", None), ("graphs", "graphs")):
+            device = Device("cuda", share=workers > 1, cache=False, compile=compile_)
+            ways[way] = partial(kindler, mlp, *mlp_rows(), MLP_BATCH, device, workers=workers, **options)
+        measured = rounds(ways, repeats=repeats, warm_up=False)
+        for way, values in measured.items():
+            report.figure(f"{case}, {way}", values, "steps/s")
+        report.ratio(f"{case}: graphs / eager", measured["graphs"], measured["eager"], at_least=at_least)
+
+
+def falling(optimizer: Any, config: Any) -> Any:
+    import torch
+
+    return torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, EPOCHS * MLP_STEPS)
 
 
 def _keras_report(report: Report, repeats: int) -> None:
@@ -298,8 +324,10 @@ def sequences() -> tuple[Any, Any]:
     return random.integers(0, WORDS, (count, TOKENS)), random.integers(0, CLASSES, count)
 
 
-def kindler(model: Any, x: Any, y: Any, batch: int, device: str | Device = "cuda") -> float:
-    """Steps/s of an Estimator with one worker."""
+def kindler(
+    model: Any, x: Any, y: Any, batch: int, device: str | Device = "cuda", *, workers: int = 1, **options: Any
+) -> float:
+    """Steps/s of an Estimator."""
     import torch
 
     from kindler import Estimator
@@ -309,9 +337,10 @@ def kindler(model: Any, x: Any, y: Any, batch: int, device: str | Device = "cuda
         optimizer=torch.optim.AdamW,
         loss=torch.nn.CrossEntropyLoss(),
         metrics="accuracy",
-        workers=1,
+        workers=workers,
         engine="local",
         device=device,
+        **options,
     )
     history = estimator.fit((x, y), epochs=EPOCHS, batch_size=batch, verbose=0)
     return median(rows / batch for rows in history["rows_per_s"][1:])

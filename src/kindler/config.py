@@ -107,8 +107,9 @@ class Device:
         precision: "bf16" and "fp16" run forward passes in half precision where torch considers it safe; with
             "fp16", losses are scaled so that small gradients are not lost.
         tf32: Whether a GPU may multiply float32 matrices with TF32's ten bits; faster, less exact.
-        compile: "default" or "reduce-overhead" compile the model with `torch.compile`. "graphs" runs each
-            training step as one CUDA graph, "auto" does so where it is possible; both need a GPU.
+        compile: "default" or "reduce-overhead" compile the model with `torch.compile`. "graphs" runs
+            training steps as CUDA graphs; "auto" tries all of these and stays with the fastest. Both need a
+            GPU.
         cache: Whether features stay on the GPU between epochs. "auto": if they take no more than a third of
             its free memory. Results are the same.
         process_group: Whether the model may call `torch.distributed`, as SyncBatchNorm does: the default

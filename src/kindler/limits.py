@@ -25,6 +25,7 @@ FIRST_RETRY_S, MAX_RETRY_S = 0.005, 0.1  # between two calls of a rank that does
 FORK_ANSWER_S = 2.0  # a fork server that has nothing to import answers in milliseconds
 FORK_REQUEST_S = 10.0  # for the rest of a request after its first byte
 OWNER_CHECK_S = 1.0  # between two looks whether the owner of a fork server lives
+ADOPTION_S = 20.0  # a fork server whose executor has died, for another executor on its machine
 SWEEP_S = 5.0  # for those that asked for killed children to end, and leave files behind
 GPU_QUERY_S = 30.0  # nvidia-smi
 STACKS_S = 10.0  # a worker to write down its stacks

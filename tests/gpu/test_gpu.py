@@ -138,21 +138,22 @@ def classifier(**options: Any) -> tuple[Any, Any, list[np.ndarray]]:
         model=model,
         optimizer=options.pop("optimizer", torch.optim.AdamW),
         loss=nn.CrossEntropyLoss(weight=options.pop("weight", None)),
-        metrics="accuracy",
         scheduler=lambda optimizer, config: torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5),
-        workers=1,
-        **{"device": "cuda", **options},
+        **{"device": "cuda", "workers": 1, "metrics": "accuracy", **options},
     )
     history = est.fit((X, labels), epochs=4, batch_size=40, verbose=0)
     return est, history, [value.cpu().numpy() for value in est.get_model().state_dict().values()]
 
 
-def _assert_same_training(**options: Any) -> None:
-    _, eager, expected = classifier(device=Device("cuda", cache=False), **options)
-    _, graphs, found = classifier(device=Device("cuda", compile="graphs"), **options)
+def _assert_same_training(*, on: dict[str, Any] | None = None, **options: Any) -> None:
+    """`on`: more about the device."""
+    on = on or {}
+    _, eager, expected = classifier(device=Device("cuda", cache=False, **on), **options)
+    _, graphs, found = classifier(device=Device("cuda", compile="graphs", **on), **options)
+    assert graphs.mode == "graphs", graphs.mode
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-    for name in ("loss", "accuracy", "num_samples", "steps"):
+    for name in ("loss", "num_samples", "steps", *(name for name in eager.names if "acc" in name)):
         np.testing.assert_allclose(list(graphs[name]), list(eager[name]), rtol=1e-6)
 
 
@@ -165,6 +166,28 @@ def test_steps_as_graphs_end_with_the_weights_of_eager_steps() -> None:
         optimization=Optimization(clip_norm=0.1), optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9)
     )
     _assert_same_training(weight=torch.tensor([0.2, 0.8]))
+    _assert_same_training(optimization=Optimization(accumulation_steps=4))
+
+
+def test_steps_as_graphs_up_to_the_gradients_end_with_the_weights_of_eager_steps() -> None:
+    import torch
+
+    in_steps = Optimization(scheduler_step="step", accumulation_steps=2, clip_norm=0.1)
+    _assert_same_training(optimization=in_steps)
+    _assert_same_training(on={"precision": "fp16"})
+    _assert_same_training(optimizer=torch.optim.Adagrad)
+    _assert_same_training(on={"share": True}, workers=2)
+    _assert_same_training(on={"share": True}, workers=2, label=-100, optimization=in_steps)
+
+
+def test_metrics_with_states_count_the_steps_that_graphs_replay() -> None:
+    import torchmetrics
+
+    metrics = {
+        "acc": torchmetrics.Accuracy("multiclass", num_classes=2),
+        "curve_acc": torchmetrics.AUROC("multiclass", num_classes=2),  # keeps all values
+    }
+    _assert_same_training(metrics=metrics)
 
 
 def test_a_layer_that_draws_in_python_is_not_recorded() -> None:

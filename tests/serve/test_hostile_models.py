@@ -28,8 +28,8 @@ def hostile(x):  # type: ignore[no-untyped-def]
 
     def header(content):  # type: ignore[no-untyped-def]
         text = orjson.dumps(content)
-        calls.own.memory[: len(text)] = text
-        return WORD.pack(REPLY, 0, len(text))
+        calls.areas[0].memory[: len(text)] = text
+        return WORD.pack(REPLY, 0, 0, len(text))
 
     number = int(x.ravel()[0])
     if number == 1:  # a gigabyte that it has not written
@@ -44,8 +44,8 @@ def hostile(x):  # type: ignore[no-untyped-def]
         calls._sock.sendall(b"\xff" * 100_000)
     if number == 6:  # a copy of two megabytes for each
         text = orjson.dumps({"arrays": [["y", "|u1", [large], 0, large]]})
-        calls.own.memory[large : large + len(text)] = text
-        calls._sock.sendall(WORD.pack(REPLY, large, len(text)) * 2000)
+        calls.areas[0].memory[large : large + len(text)] = text
+        calls._sock.sendall(WORD.pack(REPLY, 0, large, len(text)) * 2000)
     if number:
         threading.Event().wait()  # so that nothing else is said
     return x

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -39,13 +40,14 @@ from kindler.models.kind import (
     reject_unknown,
     require_trust,
 )
-from kindler.models.predictor import Predictor
+from kindler.models.predictor import BatchPlan, PendingCall, Predictor
 from kindler.models.registry import MODEL_KINDS
 from kindler.models.signature import Array, Arrays, Signature, TensorSpec, fit, rows_of
 from kindler.store import Version
 from kindler.train.callbacks import TensorBoard
 
-_MODEL, _PREPARATION, _MADE = "model", "preparation.pickle", "made.estimator"
+_MODEL, _PREPARATION, _MADE, _TOKENIZER = "model", "preparation.pickle", "made.estimator", "tokenizer"
+_TOKENS = "kindler.frameworks.torch.huggingface"  # where the class of text models' collate functions is
 # What an estimator is made with; the other options of a fit are arguments of `Estimator.fit`.
 _MAKING = (
     *("workers", "engine", "device", "seed", "optimization", "prepare", "settings"),
@@ -81,6 +83,10 @@ class FrameworkKind(ModelKind):
     def fit_options(self, options: dict[str, Any]) -> dict[str, Any]:
         """The options of a fit, with objects for what is sent by name."""
         return options
+
+    def text_models(self) -> Any:
+        """The module that stores tokenizers and serves text models."""
+        raise ConfigError(f"models of kind {self.kind!r} have no tokenizer.")
 
     def train(self, read: Reader, meta: Meta, verb: str, data: Data, options: dict[str, Any]) -> Trained:
         """The history of the fit becomes an attribute of the version."""
@@ -152,7 +158,11 @@ class EstimatorKind(ModelKind):
             meta["statistics"] = STATISTICS
         if obj._live.is_untrained:
             meta["untrained"] = True
-        if obj._prepare.active:
+        if (tokens := _tokens_alone(obj._prepare)) is not None and (
+            facts := inner.text_models().write_tokens(tokens, folder / _TOKENIZER)
+        ) is not None:
+            meta["tokens"] = {**facts, "length_col": obj._prepare.length_col}
+        elif obj._prepare.active:
             (folder / _PREPARATION).write_bytes(_with_code(obj._prepare))
             meta["preparation"] = _PREPARATION
         return meta
@@ -174,6 +184,9 @@ class EstimatorKind(ModelKind):
             )
             stored = cloudpickle.loads(confined(folder, meta["preparation"]).read_bytes())
             options = {"prepare": replace(stored, text=False), **options}  # `text` is the framework's own
+        if (facts := meta.get("tokens")) is not None:
+            tokens = inner.text_models().read_tokens(folder / _TOKENIZER, facts, trusted=trusted)
+            options = {"prepare": Prepare(collate=tokens, length_col=facts.get("length_col")), **options}
         if (style := meta.get("inputs")) is not None:
             options = {"inputs": str(style), **options}
         for_model = {name: options.pop(name) for name in inner.get_options if name in options}
@@ -196,6 +209,13 @@ class EstimatorKind(ModelKind):
         """The inputs have the names and shapes of the columns it was trained on."""
         trained = model._storable()
         kind, known = self._inside or _checked(MODEL_KINDS.kind_of(trained)), model.signature
+        if _tokens_alone(model._prepare) is not None:
+            device = kind.device or "cpu"
+            by_text: Predictor | None = kind.text_models().text_predictor(
+                model._prepare.collate, trained, device
+            )
+            if by_text is not None:
+                return by_text
         taken = known["feature_cols"] or ()
         names = [taken] if isinstance(taken, str) else [str(name) for name in taken]
         by_name = kind.named_predictor(trained, str(model._inputs), names) if names else None
@@ -252,6 +272,13 @@ def _checked(inner: ModelKind) -> FrameworkKind:
     return inner
 
 
+def _tokens_alone(preparation: Prepare) -> Any:
+    """The tokenizer of a text model, where it is all that happens to rows; None if there is more, or less."""
+    collate = preparation.collate
+    alone = preparation.active and not replace(preparation, collate=None, length_col=None).active
+    return collate if alone and type(collate).__module__ == _TOKENS else None
+
+
 def _with_code(preparation: Prepare) -> bytes:
     """The user's functions with their code, so that whoever reads them need not have the modules."""
     modules = {_module_of(function) for function in preparation.functions.values()} - {"__main__"}
@@ -277,13 +304,42 @@ class _Wrapped(Predictor):
         self._inner, self.signature = inner, signature
         self.methods, self.size, self.joins = inner.methods, inner.size, inner.joins
 
+    @property
+    def tolerance(self) -> float:  # type: ignore[override]
+        return self._inner.tolerance
+
+    def set_precision(self, precision: str) -> None:
+        self._inner.set_precision(precision)
+
+    def trials(self) -> list[tuple[contextlib.AbstractContextManager[Any], float]]:
+        return self._inner.trials()
+
+    def prepare(self, rows: Arrays | None, *, joins: bool) -> BatchPlan:
+        return self._inner.prepare(None, joins=joins)
+
 
 class _Renamed(_Wrapped):
     """The same inputs, in the same order."""
 
+    def __init__(self, inner: Predictor, signature: Signature) -> None:
+        super().__init__(inner, signature)
+        self.calls = inner.calls
+
     def call(self, inputs: Arrays, method: str) -> Arrays:
+        return self._inner.call(self._own(inputs), method)
+
+    def begin(self, inputs: Arrays, method: str) -> PendingCall | None:
+        return self._inner.begin(self._own(inputs), method)
+
+    def attach(self, memories: Sequence[mmap.mmap]) -> None:
+        self._inner.attach(memories)
+
+    def prepare(self, rows: Arrays | None, *, joins: bool) -> BatchPlan:
+        return self._inner.prepare(None if rows is None else self._own(rows), joins=joins)
+
+    def _own(self, inputs: Arrays) -> Arrays:
         pairs = zip(self._inner.signature.inputs, self.signature.inputs, strict=True)
-        return self._inner.call({own.name: inputs[spec.name] for own, spec in pairs}, method)
+        return {own.name: inputs[spec.name] for own, spec in pairs}
 
 
 class _Prepared(_Wrapped):

@@ -33,7 +33,8 @@ def load_files(
     found = MODEL_KINDS.model_kind(kind)
     if device is not None:
         found.settle(device, meta)
-    return LoadedModel(found, found.read(folder, meta, trusted=trusted))
+    shares = {"share_base": True} if "peft" in (kind, meta.get("model_kind")) else {}
+    return LoadedModel(found, found.read(folder, meta, trusted=trusted, **shares))
 
 
 def wrap(model: Any) -> LoadedModel:

@@ -254,6 +254,7 @@ MODEL_KINDS = Kinds(
             extra="peft",
             preload=("kindler.models.huggingface", "peft"),
             threads=True,
+            gpus=True,
         ),
         Row(
             "huggingface",
@@ -262,6 +263,7 @@ MODEL_KINDS = Kinds(
             extra="huggingface",
             preload=("kindler.models.huggingface", "transformers.modeling_utils"),
             threads=True,
+            gpus=True,
         ),
         Row(
             "torch",

@@ -29,12 +29,15 @@ class TensorSpec:
         dtype: Its numpy dtype; "object" is text or bytes, None any.
         shape: Its shape, rows first; None for a free length. None altogether if it is unknown.
         binary: Whether text is bytes, as in TensorFlow. For all other models text is `str`.
+        narrow: Whether whole numbers of few bits may stay what they are, instead of becoming floats: the
+            model casts them itself.
     """
 
     name: str
     dtype: str | None = None
     shape: tuple[int | None, ...] | None = None
     binary: bool = False
+    narrow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +81,16 @@ def example(signature: Signature, rows: int = 1) -> Arrays | None:
         if spec.shape is None or spec.dtype in (None, "object") or None in spec.shape[1:]:
             return None
         shape = (rows, *(int(n or 1) for n in spec.shape[1:]))
-        if np.dtype(spec.dtype).kind == "f":
-            made[spec.name] = random.normal(size=shape).astype(spec.dtype)
-        else:  # 0 and 1 are valid indices of most tables
-            made[spec.name] = random.integers(0, 2, shape).astype(spec.dtype)
+        dtype = np.dtype(spec.dtype)
+        if dtype.kind == "f":
+            made[spec.name] = random.normal(size=shape).astype(dtype)
+            continue
+        # Images are of all numbers; 0 and 1 are valid indices of most tables.
+        most = 256 if dtype == np.uint8 and len(shape) > 2 else 2
+        array = made[spec.name] = random.integers(0, most, shape).astype(dtype)
+        if array.size and rows > 1:  # few and small numbers may be the same in both directions
+            flat = array.reshape(rows, -1)
+            flat[0, 0], flat[-1, 0] = 0, 1
     return made
 
 
@@ -188,7 +197,7 @@ def _fitted(array: Array, spec: TensorSpec) -> Array:
     if spec.dtype is None:
         return array.astype(object) if array.dtype.kind == "U" else array
     target = np.dtype(spec.dtype)
-    if array.dtype == target:
+    if array.dtype == target or (spec.narrow and _is_narrow(array.dtype, target)):
         return array
     if target.kind == "O":
         return array.astype(object)
@@ -199,6 +208,10 @@ def _fitted(array: Array, spec: TensorSpec) -> Array:
         raise DataError(f"the input {spec.name!r} is {shown}, but the model takes {target.name}.")
     with np.errstate(over="ignore"):  # beyond the largest float is infinity, as everywhere
         return array.astype(target)
+
+
+def _is_narrow(dtype: np.dtype[Any], target: np.dtype[Any]) -> bool:
+    return dtype.kind in "iu" and target.kind == "f" and np.can_cast(dtype, target)
 
 
 def _castable(array: Array, target: np.dtype[Any]) -> bool:

@@ -12,11 +12,14 @@ import copy
 import functools
 import importlib
 import inspect
+import mmap
 import shutil
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, cast
 
 import cloudpickle
 import numpy as np
@@ -28,6 +31,7 @@ from kindler.estimator.estimator import Estimator
 from kindler.frameworks.torch.device import gpu_problem, taken_bytes
 from kindler.frameworks.torch.outputs import flat, names_of, without_loss
 from kindler.models import _torch_recipe as recipes
+from kindler.models._torch_gpu import CALLS, GpuCalls, Tensors
 from kindler.models.estimator import FrameworkKind, matrix
 from kindler.models.kind import (
     LoadedModel,
@@ -38,12 +42,24 @@ from kindler.models.kind import (
     reject_unknown,
     require_trust,
 )
-from kindler.models.predictor import Predictor, named, plain
+from kindler.models.predictor import (
+    TOLERANCES,
+    BatchPlan,
+    PendingCall,
+    Predictor,
+    batch_sizes,
+    difference,
+    named,
+    plain,
+)
 from kindler.models.signature import Array, Arrays, Signature, TensorSpec
 from kindler.registry import imported
 
 Classes: TypeAlias = Sequence[type[nn.Module]]
 
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_PRECISIONS = {dtype: name for name, dtype in HALF.items()}
+_ALONE = 4  # rows that are compared with themselves in larger batches
 _WEIGHTS, _PROGRAM, _BY_VALUE = "weights.safetensors", "program.pt2", "model.pickle"
 _HINT = (
     "Hint: init={...} sets the arguments of its constructor, if the class can be imported; example=(x,)"
@@ -155,6 +171,9 @@ class TorchKind(FrameworkKind):
         options["optimizer"] = optimizer if rate is None else functools.partial(optimizer, lr=rate)
         options["loss"] = _named("loss", options.get("loss"), nn, nn.Module)()
         return options
+
+    def text_models(self) -> Any:
+        return imported("kindler.models.text", what="a text model", extra="huggingface")
 
     def describe_training(self, estimator: Estimator) -> dict[str, Any] | None:
         return recipes.describe_training(estimator)
@@ -293,25 +312,143 @@ class TorchPredictor(Predictor):
         weights = [*model.parameters(), *model.buffers()]
         self.size = sum(w.numel() * w.element_size() for w in weights)
         self._float = next((w.dtype for w in weights if w.is_floating_point()), torch.float32)
+        self._half: torch.dtype | None = None
+        self._casts_weights = all(w.dtype == self._float for w in weights if w.is_floating_point())
         # Where whole numbers are looked up in a table they stay what they are; elsewhere layers want floats.
         looks_up = any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in model.modules())
         name = str(self._float).removeprefix("torch.")
         dtype = None if looks_up or name == "bfloat16" else name
+        self._takes_floats = dtype is not None
+        self.tolerance = TOLERANCES[self._precision if device == "cpu" or self._is_half else "tf32"]
         self.signature = Signature(_inputs(inputs_of or model, dtype))
+        self._calls: GpuCalls | None = None
+        if self._device.type == "cuda":
+            convolves = any(isinstance(m, nn.Conv2d) for m in model.modules())
+            self._calls = GpuCalls(self._compute, self._device, channels_last=convolves)
+            self.calls = CALLS
+
+    @property
+    def _precision(self) -> str:
+        return _PRECISIONS.get(self._half or self._float, "fp32")
+
+    @property
+    def _is_half(self) -> bool:
+        return self._precision in HALF
+
+    def set_precision(self, precision: str) -> None:
+        if precision not in ("fp32", *HALF):
+            raise ConfigError(f"attributes precision={precision!r}: must be 'fp32', 'bf16' or 'fp16'.")
+        if precision != "fp32":
+            self._half = HALF[precision]
+            self.tolerance = TOLERANCES[precision]
 
     def call(self, inputs: Arrays, method: str) -> Arrays:
+        if (pending := self.begin(inputs, method)) is not None:
+            return pending.wait()
         with torch.inference_mode():
-            given = [self._tensor(inputs[spec.name]) for spec in self.signature.inputs]
-            return named(self._model(*given), convert=_numpy)
+            outputs = self._compute({name: _lent(array) for name, array in inputs.items()})
+            return {name: tensor.numpy() for name, tensor in outputs.items()}
 
-    def _tensor(self, array: Array) -> torch.Tensor:
-        if not array.flags.writeable:
-            array = array.copy()  # PyTorch would warn: it cannot tell that nobody writes to it
-        tensor = torch.from_numpy(np.ascontiguousarray(array))
-        if self._device.type != "cpu":
-            # Its bytes are converted where that is fast; the copy itself need not be waited for.
-            tensor = tensor.pin_memory().to(self._device, non_blocking=True)
-        return tensor.to(self._float) if tensor.is_floating_point() else tensor
+    def begin(self, inputs: Arrays, method: str) -> PendingCall | None:
+        return None if self._calls is None else self._calls.begin(inputs)
+
+    def attach(self, memories: Sequence[mmap.mmap]) -> None:
+        if self._calls is not None:
+            self._calls.register(memories)
+
+    def trials(self) -> list[tuple[AbstractContextManager[Any], float]]:
+        """In single precision, which tells more; models that name their own precision take no other."""
+        if self._precision == "fp32" and self._device.type == "cpu":
+            return [(nullcontext(), self.tolerance)]
+        half: list[tuple[AbstractContextManager[Any], float]]
+        half = [(nullcontext(), TOLERANCES[_PRECISIONS.get(self._float, "tf32")])]
+        exact = [(self._exactly(), TOLERANCES["fp32"])]
+        can_cast = self._casts_weights and not isinstance(self._model, torch.fx.GraphModule)
+        return [*exact, *half] if can_cast else half
+
+    def prepare(self, rows: Arrays | None, *, joins: bool) -> BatchPlan:
+        if self._half is not None:
+            _halve(self._model, self._half)
+        plan = BatchPlan(self._precision, self.tolerance)
+        if self._calls is None:
+            if not self._is_half or rows is None or not joins:
+                return plan
+            most = len(next(iter(rows.values())))
+            return replace(plan, within=self._differs(rows, self._alone(rows), [most]))
+        if rows is None or not joins:
+            self._warm_up(rows)
+            why = "its inputs are unknown" if rows is None else "its rows are not computed by themselves"
+            return replace(plan, graphs=why)
+        if any(isinstance(m, nn.Conv2d) for m in self._model.modules()):
+            self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            torch.backends.cudnn.benchmark = True
+        sizes = batch_sizes(len(next(iter(rows.values()))))
+        alone = self._alone(rows)
+        if any(spec.shape is None or None in spec.shape[1:] for spec in self.signature.inputs):
+            within = self._differs(rows, alone, sizes)
+            return replace(plan, within=within, graphs="the shapes of its inputs are not declared")
+        problem = self._calls.record(rows, sizes, self._cast)
+        within = self._differs(rows, alone, sizes)
+        if not problem and within > self.tolerance:  # it computes in Python what a graph has as it was
+            self._calls.forget()
+            problem, within = "with them, its outputs differ", self._differs(rows, alone, sizes)
+        return replace(plan, within=within, sizes=sizes, graphs=problem or "yes")
+
+    def _alone(self, rows: Arrays) -> list[Arrays]:
+        """The outputs of the first rows, each computed alone."""
+        few = range(min(_ALONE, len(next(iter(rows.values())))))
+        return [self.call({name: array[i : i + 1] for name, array in rows.items()}, "predict") for i in few]
+
+    def _differs(self, rows: Arrays, alone: list[Arrays], sizes: Sequence[int]) -> float:
+        """How far the first rows of batches of these sizes are from them alone; all that is warmed up."""
+        found = 0.0
+        for size in sizes:
+            together = self.call({name: array[:size] for name, array in rows.items()}, "predict")
+            count = min(size, len(alone))
+            apart = {name: np.concatenate([one[name] for one in alone[:count]]) for name in together}
+            found = max(found, difference(apart, {name: array[:count] for name, array in together.items()}))
+        return found
+
+    def _warm_up(self, rows: Arrays | None) -> None:
+        if rows is not None:
+            self.call({name: array[:1] for name, array in rows.items()}, "predict")
+
+    @contextmanager
+    def _exactly(self) -> Iterator[None]:
+        stored, half = self._float, self._half
+        matmul, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+        before = matmul.allow_tf32, convolutions.allow_tf32
+        try:
+            self._float, self._half = torch.float32, None
+            matmul.allow_tf32 = convolutions.allow_tf32 = False
+            if stored != torch.float32:
+                self._model.float()
+            yield
+        finally:
+            self._float, self._half = stored, half
+            matmul.allow_tf32, convolutions.allow_tf32 = before
+            if stored != torch.float32:
+                self._model.to(stored)
+
+    def _compute(self, tensors: Tensors) -> Tensors:
+        given = {name: self._cast(tensor) for name, tensor in tensors.items()}
+        with torch.autocast(self._device.type, self._half, enabled=self._half is not None):
+            outputs = self._called(given)
+        wide = torch.bfloat16 if self._half is None else self._half
+        return {
+            name: tensor.float() if tensor.dtype in (wide, torch.bfloat16) else tensor
+            for name, tensor in outputs.items()
+        }
+
+    def _called(self, tensors: Tensors) -> Tensors:
+        inputs = (tensors[spec.name] for spec in self.signature.inputs)
+        outputs: Any = named(self._model(*inputs), convert=_tensor)
+        return cast(Tensors, outputs)
+
+    def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_floating_point() or (self._takes_floats and tensor.dtype is not torch.bool):
+            return tensor.to(self._float)
+        return tensor
 
 
 class NamedTorchPredictor(TorchPredictor):
@@ -326,14 +463,13 @@ class NamedTorchPredictor(TorchPredictor):
     def __init__(self, model: nn.Module, inputs: str, names: Sequence[str], device: str = "cpu") -> None:
         super().__init__(model, device)
         self._by_keyword = inputs == "kwargs"
+        self._takes_floats = False
         self.signature = Signature(tuple(TensorSpec(name) for name in names))
 
-    def call(self, inputs: Arrays, method: str) -> Arrays:
-        with torch.inference_mode():
-            given = {name: self._tensor(array) for name, array in inputs.items()}
-            outputs = without_loss(self._model(**given) if self._by_keyword else self._model(given))
-            tensors = [_numpy(tensor) for tensor in flat(outputs)]
-        return named(tensors, names_of(outputs) or ())
+    def _called(self, tensors: Tensors) -> Tensors:
+        outputs = without_loss(self._model(**tensors) if self._by_keyword else self._model(tensors))
+        made: Any = named(flat(outputs), names_of(outputs) or (), convert=_tensor)
+        return cast(Tensors, made)
 
 
 def _to_eval(model: nn.Module) -> None:
@@ -350,16 +486,27 @@ def _inputs(model: nn.Module, dtype: str | None) -> tuple[TensorSpec, ...]:
         if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
     if len(names) > 1:
-        return tuple(TensorSpec(name, dtype) for name in names)
+        return tuple(TensorSpec(name, dtype, narrow=dtype is not None) for name in names)
     # What a chain of layers begins with, where the first of them says so.
     first: Any = model
     while isinstance(first, nn.Sequential) and len(first):
         first = first[0]
     first = getattr(first, "base_layer", first)  # of an adapter of peft's
     shape = (None, first.in_features) if isinstance(first, nn.Linear) else None
-    return (TensorSpec(names[0] if names else "input", dtype, shape),)
+    return (TensorSpec(names[0] if names else "input", dtype, shape, narrow=dtype is not None),)
 
 
-def _numpy(value: torch.Tensor) -> Array:
-    tensor = value.detach().cpu()
-    return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
+def _halve(model: nn.Module, half: torch.dtype) -> None:
+    """The weights that autocast would cast at each call; norms keep theirs."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.MultiheadAttention | nn.modules.conv._ConvNd):
+            module.to(half)
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    return value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
+
+
+def _lent(array: Array) -> torch.Tensor:
+    # PyTorch would warn of one that is read-only: it cannot tell that nobody writes to it.
+    return torch.from_numpy(np.ascontiguousarray(array if array.flags.writeable else array.copy()))

@@ -1,8 +1,9 @@
 """A child process for what is not trusted: started, called, watched and killed by its parent.
 
-One call at a time. Whatever happens to the child, the call that it was in comes to an end: with an answer,
-with the child's own exception, or with `ProcessLost`. What it says is checked like what a stranger says. This
-module knows arrays, limits and the name of a target to load; what the target does is its user's business.
+One call at a time, or a few if its target can begin one while it computes another. Whatever happens to the
+child, the calls that it was in come to an end: with an answer, with the child's own exception, or with
+`ProcessLost`. What it says is checked like what a stranger says. This module knows arrays, limits and the
+name of a target to load; what the target does is its user's business.
 `SandboxProcess` lives on an event loop, `BlockingProcess` is the same for code that has none.
 """
 
@@ -27,12 +28,11 @@ import orjson
 from kindler import sandbox
 from kindler.data.received import MOST_VALUES, check_json
 from kindler.engine import fork_server
-from kindler.sandbox.child import CALL, REPLY, WORD, decoded_error
+from kindler.sandbox.child import CALL, INPUT_BYTES, REPLY, WORD, decoded_error
 from kindler.sandbox.memory import Area, Layout, Parts, layout, read_arrays
 
 _log = logging.getLogger("kindler.sandbox")
 _ENTRY = "kindler.sandbox.child:main"
-_INPUT_BYTES = 16 << 20  # of an area that are kept; larger inputs get one of their own
 _MAX_HEADER_BYTES = 8 << 20
 _MAX_HEADER_VALUES = 1 << 19
 _LARGE_BYTES = 1 << 20  # is copied in a thread
@@ -86,6 +86,7 @@ class Start:
         readable: What it may read, besides libraries.
         call_s: Seconds that a call may take; None for any.
         output_bytes: The most that the outputs of a call may take.
+        calls: How many may be under way at a time.
         printed: Gets what it prints; otherwise a little of that is kept, and logged if it crashes.
     """
 
@@ -99,7 +100,22 @@ class Start:
     call_s: float | None
     memory_bytes: int
     output_bytes: int
+    calls: int = 1
     printed: Callable[[bytes], None] | None = None
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call that is under way, in the area of its number."""
+
+    number: int
+    done: Done
+    timer: asyncio.TimerHandle | None = None
+    inputs: Area | None = None  # large ones, while it computes
+    arrow: bool = False
+    most_values: int = MOST_VALUES
+    most_output: int = 0
+    is_reading: bool = False
 
 
 class SandboxProcess:
@@ -125,12 +141,9 @@ class SandboxProcess:
         self._loop = asyncio.get_running_loop()
         self._sock = child.channel.socket
         self._sock.setblocking(False)
-        self._own = Area.create(_INPUT_BYTES + start.output_bytes)  # what is not written takes no memory
-        self._is_reading = False
-        self._inputs: Area | None = None  # large ones, while it computes
-        self._done: Done | None = None
-        self._arrow, self._most_values, self._most_output = False, MOST_VALUES, 0
-        self._timer: asyncio.TimerHandle | None = None
+        # What is not written takes no memory.
+        self._areas = [Area.create(INPUT_BYTES + start.output_bytes) for _ in range(start.calls)]
+        self._calls: list[_Call | None] = [None] * start.calls
         self._received = b""
         self._printed_first = self._printed_last = b""
         self._why: ProcessLost | None = None  # once it is being ended
@@ -200,30 +213,30 @@ class SandboxProcess:
             most_values: The values that objects that come back may be together.
         """
         limit_s = self._start.call_s
-        self._begin(done, limit_s, f"did not answer within {limit_s or 0:g} s")
-        self._arrow, self._most_values = arrow, most_values
-        self._most_output = min(self._start.output_bytes, growth_bytes or self._start.output_bytes)
-        limits = {"arrow": arrow, "output_bytes": self._most_output}
+        call = self._begin(done, limit_s, f"did not answer within {limit_s or 0:g} s")
+        call.arrow, call.most_values = arrow, most_values
+        call.most_output = min(self._start.output_bytes, growth_bytes or self._start.output_bytes)
+        limits = {"arrow": arrow, "output_bytes": call.most_output}
         try:
             plan = layout(parts)
             header = orjson.dumps({**fields, **limits, "arrays": plan.entries})
         except Exception as exc:  # noqa: BLE001 - rows that cannot be sent are the fault of whoever sent them
             failed = Reply({}, exc if isinstance(exc, TypeError) else TypeError(str(exc)))
-            self._loop.call_soon(self._finish, failed)
+            self._loop.call_soon(self._finish, call, failed)
             return
         if self._over:
             if self._why is not None:  # otherwise `_ended` ends the call, too
-                self._loop.call_soon(self._finish, Reply({}, self._why))
+                self._loop.call_soon(self._finish, call, Reply({}, self._why))
             return
         if growth_bytes is not None:
             self._limit_growth(growth_bytes)
         size = plan.size + len(header)
-        area = self._own if size <= _INPUT_BYTES else Area.create(size, sealed=False)
+        area = self._areas[call.number] if size <= INPUT_BYTES else Area.create(size, sealed=False)
         if plan.size < _LARGE_BYTES:
-            self._send(plan, header, area, None)
+            self._send(call, plan, header, area, None)
             return
         writing = self._loop.run_in_executor(self._executor, plan.write, area.memory)
-        writing.add_done_callback(lambda copied: self._send(plan, header, area, copied))
+        writing.add_done_callback(lambda copied: self._send(call, plan, header, area, copied))
 
     async def ask(self, fields: Mapping[str, Any], parts: Parts, **limits: Any) -> Reply:
         """`call`, awaited: an error is raised."""
@@ -250,7 +263,7 @@ class SandboxProcess:
             self._why = self._why or ProcessLost("was ended")
             self._child.kill()
             self._stop_listening()
-            self._finish(Reply({}, self._why))
+            self._finish_all(self._why)
             self._close()
 
     def _pages(self, column: int) -> int:
@@ -279,8 +292,10 @@ class SandboxProcess:
             "memory_bytes": start.memory_bytes,
         }
         self._begin(done, start.load_s, f"did not load the model within {start.load_s:g} s")
-        _, length = self._own.write(orjson.dumps(order))
-        socket.send_fds(self._sock, [WORD.pack(CALL, self._own.size, length)], [self._own.fd])
+        first = self._areas[0]
+        _, length = first.write(orjson.dumps(order))
+        word = WORD.pack(CALL, 0, first.size, length)
+        socket.send_fds(self._sock, [word], [area.fd for area in self._areas])
 
     async def _reply(self, begin: Callable[[Done], None]) -> Reply:
         future: asyncio.Future[Reply] = self._loop.create_future()
@@ -295,33 +310,36 @@ class SandboxProcess:
             raise reply.error
         return reply
 
-    def _begin(self, done: Done, limit_s: float | None, late: str) -> None:
-        if self._done is not None:
-            raise RuntimeError("the process is in a call already")
-        self._is_reading = False
-        self._done = done
+    def _begin(self, done: Done, limit_s: float | None, late: str) -> _Call:
+        if None not in self._calls:
+            raise RuntimeError("the process is in as many calls as it may be")
+        number = self._calls.index(None)
+        call = self._calls[number] = _Call(number, done)
         if limit_s is not None:
-            self._timer = self._loop.call_later(limit_s, lambda: self.lose(ProcessLost(late, hung=True)))
+            call.timer = self._loop.call_later(limit_s, lambda: self.lose(ProcessLost(late, hung=True)))
+        return call
 
-    def _send(self, plan: Layout, header: bytes, area: Area, copied: asyncio.Future[None] | None) -> None:
-        large = area if area is not self._own else None
+    def _send(
+        self, call: _Call, plan: Layout, header: bytes, area: Area, copied: asyncio.Future[None] | None
+    ) -> None:
+        large = area if area is not self._areas[call.number] else None
         try:
-            if self._over or self._done is None:
+            if self._over or self._calls[call.number] is not call:
                 return
             if copied is None:
                 plan.write(area.memory)
             else:
                 copied.result()
-            word = WORD.pack(CALL, *area.write(header, plan.size))
+            word = WORD.pack(CALL, call.number, *area.write(header, plan.size))
             if large is None:
                 self._sock.send(word)
             else:
                 socket.send_fds(self._sock, [word], [area.fd])
-                self._inputs, large = large, None
+                call.inputs, large = large, None
         except OSError:
             pass  # it is gone; `_receive` notices
         except Exception as exc:  # noqa: BLE001 - values that numpy cannot copy are whoever's sent them
-            self._loop.call_soon(self._finish, Reply({}, exc))
+            self._loop.call_soon(self._finish, call, Reply({}, exc))
         finally:
             if large is not None:
                 large.close()
@@ -332,7 +350,7 @@ class SandboxProcess:
             self.pid,
             self._start.memory_bytes,
             threads=None if self._start.sandboxed is False else sandbox.MAX_THREADS,
-            shared_bytes=self._own.used_bytes,
+            shared_bytes=sum(area.used_bytes for area in self._areas),
         )
         if excess is not None:
             self.lose(ProcessLost(excess, by_memory="memory" in excess))
@@ -357,62 +375,67 @@ class SandboxProcess:
                 self._reject(exc)
                 return
 
-    def _handle(self, kind: bytes, first: int, second: int) -> None:
-        if self._done is None or self._is_reading:
+    def _handle(self, kind: bytes, number: int, first: int, second: int) -> None:
+        call = self._calls[number] if number < len(self._calls) else None
+        if call is None or call.is_reading:
             raise ValueError("it was not asked")
-        end = first + second
-        if kind != REPLY or second > _MAX_HEADER_BYTES or end > self._own.size:
+        area, end = self._areas[number], first + second
+        if kind != REPLY or second > _MAX_HEADER_BYTES or end > area.size:
             raise ValueError("no such message")
-        header = orjson.loads(check_json(self._own.memory[first:end], _MAX_HEADER_VALUES))
+        header = orjson.loads(check_json(area.memory[first:end], _MAX_HEADER_VALUES))
         if "error" in header:
-            self._finish(Reply({}, decoded_error(header["error"])))
+            self._finish(call, Reply({}, decoded_error(header["error"])))
             return
         size = sum(entry[4] for entry in header["arrays"])
-        if size > self._most_output:
-            raise ValueError(f"outputs of {size} bytes; at most {self._most_output} are allowed")
-        if size > _LARGE_BYTES or end > _INPUT_BYTES:
-            self._is_reading = True
-            reading = self._loop.run_in_executor(self._executor, self._outputs, header, end)
-            reading.add_done_callback(self._read)
+        if size > call.most_output:
+            raise ValueError(f"outputs of {size} bytes; at most {call.most_output} are allowed")
+        if size > _LARGE_BYTES or end > INPUT_BYTES:
+            call.is_reading = True
+            reading = self._loop.run_in_executor(self._executor, self._outputs, call, header, end)
+            reading.add_done_callback(lambda read: self._read(call, read))
         else:
-            self._finish(self._outputs(header, end))
+            self._finish(call, self._outputs(call, header, end))
 
-    def _outputs(self, header: dict[str, Any], end: int) -> Reply:
-        entries = header.pop("arrays")
+    def _outputs(self, call: _Call, header: dict[str, Any], end: int) -> Reply:
+        entries, area = header.pop("arrays"), self._areas[call.number]
         outputs = read_arrays(
-            self._own.memory, entries, trusted=False, arrow=self._arrow, most_values=self._most_values
+            area.memory, entries, trusted=False, arrow=call.arrow, most_values=call.most_values
         )
-        if end > _INPUT_BYTES:
-            self._own.clear(_INPUT_BYTES)
+        if end > INPUT_BYTES:
+            area.clear(INPUT_BYTES)
         return Reply(outputs, fields=header)
 
-    def _read(self, reading: asyncio.Future[Reply]) -> None:
+    def _read(self, call: _Call, reading: asyncio.Future[Reply]) -> None:
         if reading.cancelled() or self._why is not None:  # what a process said that is being ended
             return
         if (error := reading.exception()) is not None:
             self._reject(error)
         else:
-            self._finish(reading.result())
+            self._finish(call, reading.result())
 
     def _reject(self, error: BaseException) -> None:
         self.lose(ProcessLost(f"sent a malformed reply ({error})", malformed=True))
 
-    def _finish(self, reply: Reply) -> None:
-        done, self._done = self._done, None
-        inputs, self._inputs = self._inputs, None
-        if inputs is not None:
-            close = functools.partial(inputs.close, empty=self._start.sandboxed is not False)
+    def _finish_all(self, why: ProcessLost) -> None:
+        for call in self._calls:
+            if call is not None:
+                self._finish(call, Reply({}, why))
+
+    def _finish(self, call: _Call, reply: Reply) -> None:
+        if self._calls[call.number] is not call:
+            return
+        self._calls[call.number] = None
+        if call.inputs is not None:
+            close = functools.partial(call.inputs.close, empty=self._start.sandboxed is not False)
             try:
                 self._loop.run_in_executor(self._executor, close)
             except RuntimeError:
                 close()  # the parent is stopping
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if call.timer is not None:
+            call.timer.cancel()
         if self._start.printed is not None and not self._over:
             self._read_output()  # what it printed before it answered
-        if done is not None:
-            done(reply)
+        call.done(reply)
 
     def _read_output(self) -> None:
         """What it prints is passed on, or a little of it is kept, to be shown if it crashes."""
@@ -462,7 +485,7 @@ class SandboxProcess:
             )
             first, found, _ = first.partition("\nExtension modules: ")  # pages of names, which end a report
             _log.warning("%s\n%s", why, first if found or first == last else f"{first}\n...\n{last}")
-        self._finish(Reply({}, why))
+        self._finish_all(why)
         self._close()
         self._lost(self, why)
 
@@ -475,7 +498,8 @@ class SandboxProcess:
 
     def _close(self) -> None:
         self._child.close()
-        self._own.close()
+        for area in self._areas:
+            area.close()
 
 
 class BlockingProcess:

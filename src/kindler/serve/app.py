@@ -36,13 +36,15 @@ from kindler.serve.inference_routes import (
     tensorflow_serving_routes,
     v2_routes,
 )
-from kindler.serve.model_registry import ModelRegistry, shown_name
+from kindler.serve.model_registry import ModelRegistry
+from kindler.serve.openai_routes import openai_routes
 from kindler.serve.page import page_routes
+from kindler.serve.payloads import PayloadLog
 from kindler.serve.predictions import OMEGA, Predictions, codec_of, problem_of
-from kindler.serve.protocols import Reply
+from kindler.serve.protocols import Codec, Reply
 from kindler.serve.request_log import REQUEST_ID, Entry, RequestLog
 from kindler.serve.settings import ServeSettings
-from kindler.serve.stats import Stats
+from kindler.serve.stats import Stats, shown_name
 from kindler.serve.tasks import Tasks, task_routes, wants_task
 from kindler.serve.threads import Threads
 from kindler.serve.traffic import Traffic
@@ -99,9 +101,11 @@ def create_app(
         "body": READERS,
         "wait": 16,
         "drift": 1,
+        "payload": 1,
     }
     threads = {name: Threads(most, f"kindler-{name}") for name, most in sizes.items()}
     bodies = Bodies(settings, threads["body"])
+    payloads = PayloadLog(storage, settings, threads["payload"]) if settings.log_payloads else None
     models = ModelRegistry(
         storage,
         settings,
@@ -110,6 +114,7 @@ def create_app(
         load_threads=threads["load"],
         stats=stats,
         unsandboxed=_unsandboxed(settings),
+        payloads=payloads,
     )
     traffic = Traffic(Splits(storage.store), models, stats, threads["catalog"], settings.refresh_s)
     log = RequestLog(settings.access_log, settings.audit_log, settings.log_level)
@@ -133,10 +138,15 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[None]:
         await traffic.read()
-        watching = asyncio.create_task(watch.run(settings.drift_s))
+        beside = [asyncio.create_task(watch.run(settings.drift_s))]
+        if payloads is not None:
+            beside.append(asyncio.create_task(payloads.run()))
         yield
-        watching.cancel()
+        for task in beside:
+            task.cancel()
         traffic.close()
+        if payloads is not None:
+            await payloads.close()
         models.close()
         for pool in threads.values():
             pool.shutdown(cancel_futures=True)
@@ -158,6 +168,7 @@ def create_app(
     tasks = Tasks(storage, settings)
     for routes in (
         page_routes(),
+        openai_routes(predictions),
         health_routes(models),
         v2_routes(models),
         tensorflow_serving_routes(models),
@@ -213,8 +224,12 @@ class ServeApp:
         try:
             try:
                 target = codec.target(method, path)
-                if target is None or (codec is OMEGA and wants_task(headers, query)):
-                    entry.changes = target is None and method not in ("GET", "HEAD", "OPTIONS")
+                if (
+                    target is None
+                    or (codec is OMEGA and wants_task(headers, query))
+                    or not isinstance(codec, Codec)
+                ):
+                    entry.changes = isinstance(codec, Codec) and method not in ("GET", "HEAD", "OPTIONS")
                     # What answers GET answers HEAD; whoever sends the response leaves its body out.
                     scope = {**scope, ENTRY: entry, "method": "GET" if method == "HEAD" else method}
                     await self._api(scope, receive, record)
@@ -256,7 +271,10 @@ async def _on_error(request: Request, error: Exception) -> Any:
     elif isinstance(error, RequestValidationError):
         first = error.errors()[0]
         where = ".".join(str(part) for part in first.get("loc", ()))
-        problem = Problem(422, f"{where}: {first.get('msg', 'is not valid')}.")
+        unknown = first.get("type") == "extra_forbidden"
+        text = first.get("msg", "is not valid").removeprefix("Value error, ")
+        text = "is not supported by this server" if unknown else text
+        problem = Problem(422, f"{where[:200]}: {text}.")
     else:
         problem = problem_of(error, entry)
     reply = codec_of(request.url.path).problem(problem)

@@ -4,6 +4,10 @@ Work-conserving: a free slot takes at once what waits, and requests gather only 
 First come, first served; the limit is in rows; what cannot be joined (other names, dtypes, shapes or methods)
 never meets. All but the call itself happens on the event loop, so there are no locks, and nothing polls.
 
+A model on a GPU takes a second call while it computes the first, so that one is copied meanwhile; that call
+may gather for a part of the first one's time, as nothing stands idle. Batches of a model that was prepared
+for some sizes are cut to these, unless little would be padded.
+
 Requests share a call only if the model is known to compute each row by itself: it says so, or loading it has
 shown it (`model_process.py`). The calls run in processes or threads, which look the same from here
 (`model_pool.py`).
@@ -16,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +34,9 @@ from kindler.serve.model_pool import Pool
 from kindler.serve.settings import ServeSettings
 
 _EWMA_ALPHA = 0.2  # how fast the estimate of a row's time follows the newest call
+_GATHERING = 0.25  # of the time of a call, which a second one beside it may gather for
+_LONGEST_GATHERING_S = 0.005
+_PADDED = 0.25  # of a batch, at most
 _SCALE_UP_DELAY_S = 0.01  # that rows wait before another process is asked for
 
 
@@ -93,6 +101,8 @@ class Batcher:
         batchable: Mapping[str, bool | None],
         observe: Callable[[CallStats], None] = lambda call: None,
         clock: Callable[[], float] = time.perf_counter,
+        *,
+        sizes: tuple[int, ...] = (),
     ) -> None:
         self._pool = pool
         self._settings = settings
@@ -101,8 +111,10 @@ class Batcher:
         self._clock = clock
         self._queues: dict[Hashable, deque[Ticket]] = {}
         self._again: deque[list[_Piece]] = deque()
+        self._sizes = sizes
         self._scheduled = self._growing = False
-        self._row_s = 0.0
+        self._gathering: asyncio.TimerHandle | None = None
+        self._row_s = self._call_s = 0.0
         self.rows_waiting = 0
         self.bytes_waiting = 0
 
@@ -116,7 +128,7 @@ class Batcher:
         """
         settings, waiting = self._settings, self.rows_waiting
         if self._pool.is_down:
-            raise _unresponsive()
+            raise unresponsive()
         if rows > settings.rows:
             raise Problem(413, f"the request has {rows} rows; at most {settings.rows} are allowed.")
         size = sum(array.nbytes for array in inputs.values())
@@ -149,7 +161,7 @@ class Batcher:
         """Begin what waits, as far as there is room; a process has become free, or is not going to."""
         if self._pool.is_down:
             for ticket in [ticket for queue in self._queues.values() for ticket in queue]:
-                ticket.leave(_unresponsive())
+                ticket.leave(unresponsive())
         self._pump()
 
     @property
@@ -184,16 +196,38 @@ class Batcher:
     def _pump(self) -> None:
         self._scheduled = False
         while self._pool.free and (self._again or self._queues):
+            if not self._again and self._gathers():
+                return
             pieces = self._again.popleft() if self._again else self._take()
             pieces = [piece for piece in pieces if not piece.ticket.future.done()]
             if pieces:
                 self._start(pieces)
+
+    def _gathers(self) -> bool:
+        """Whether what waits would begin beside another call, and may still become more."""
+        if not self._pool.is_next_beside_another or self.rows_waiting >= self._settings.batch_rows:
+            return False
+        first = min(queue[0].arrived for queue in self._queues.values())
+        left = first + min(_GATHERING * self._call_s, _LONGEST_GATHERING_S) - self._clock()
+        if left <= 0:
+            return False
+        if self._gathering is None:
+            self._gathering = asyncio.get_running_loop().call_later(left, self._gathered)
+        return True
+
+    def _gathered(self) -> None:
+        self._gathering = None
+        self._pump()
 
     def _take(self) -> list[_Piece]:
         """The next batch, of the queue whose head has waited longest."""
         key = min(self._queues, key=lambda key: self._queues[key][0].arrived)
         queue, room = self._queues[key], self._settings.batch_rows
         batchable = queue[0].method in self._batchable
+        if batchable and self._sizes:
+            first = min(room, queue[0].rows - queue[0].taken)
+            waiting = sum(ticket.rows - ticket.taken for ticket in islice(queue, room))
+            room = max(first, cut(min(room, waiting), self._sizes))
         pieces: list[_Piece] = []
         while queue and room:
             ticket = queue[0]
@@ -232,6 +266,7 @@ class Batcher:
         if not isinstance(error, ProcessLost):  # which says nothing of the calls to come
             each = seconds / rows
             self._row_s = each if not self._row_s else self._row_s + _EWMA_ALPHA * (each - self._row_s)
+            self._call_s += _EWMA_ALPHA * (seconds - self._call_s)
         waited_s = started - pieces[0].ticket.arrived
         self._observe(CallStats(rows, len(pieces), seconds, waited_s, error is not None))
         if error is None:
@@ -239,7 +274,7 @@ class Batcher:
         elif len(pieces) == 1 or (isinstance(error, ProcessLost) and error.hung):
             for piece in pieces:
                 if not piece.ticket.future.done():
-                    piece.ticket.future.set_exception(_as_problem(error))
+                    piece.ticket.future.set_exception(as_call_problem(error))
                     self.remove(piece.ticket)
         elif isinstance(error, ProcessLost):
             # Each alone: a process costs more than a call, and only one of these rows costs it another.
@@ -270,6 +305,17 @@ class Batcher:
                 start = stop
 
 
+def cut(rows: int, sizes: tuple[int, ...]) -> int:
+    """How many rows of those that wait to take: all, if little is padded to the next of the sizes.
+
+    >>> [cut(rows, (1, 2, 4, 8)) for rows in (1, 3, 5, 6, 7, 9)]
+    [1, 3, 4, 6, 7, 9]
+    """
+    above = min((size for size in sizes if size >= rows), default=rows)
+    below = max((size for size in sizes if size <= rows), default=rows)
+    return rows if above - rows <= _PADDED * above else below
+
+
 def _deliver_piece(piece: _Piece, outputs: Arrays) -> None:
     ticket = piece.ticket
     if ticket.future.done():
@@ -288,7 +334,7 @@ def _kinds(array: Array) -> Hashable:
     return array.dtype.str if array.dtype.kind != "O" else frozenset(map(type, array.ravel().tolist()))
 
 
-def _unresponsive() -> Problem:
+def unresponsive() -> Problem:
     return Problem(
         503,
         "the model is unresponsive: its calls timed out, or its process failed to start.",
@@ -296,7 +342,8 @@ def _unresponsive() -> Problem:
     )
 
 
-def _as_problem(error: BaseException) -> Problem:
+def as_call_problem(error: BaseException) -> Problem:
+    """What a client is told of a call that failed."""
     if isinstance(error, Problem):
         return error
     if isinstance(error, ProcessLost):

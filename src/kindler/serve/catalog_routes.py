@@ -147,6 +147,7 @@ def model_routes(models: ModelRegistry, watch: DriftWatch) -> APIRouter:
             "model": model.version.name,
             "version": model.version.number,
             "methods": list(model.predictor.methods),
+            "text": model.predictor.text,
             **signature_view(model.predictor.signature),
         }
 

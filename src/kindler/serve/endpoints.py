@@ -13,6 +13,7 @@ from fastapi.security import HTTPBearer
 
 from kindler.serve.auth import Access
 from kindler.serve.bodies import Receive
+from kindler.serve.http_errors import Problem
 from kindler.serve.protocols.values import dumps
 from kindler.serve.request_log import Entry
 
@@ -30,21 +31,25 @@ class Requirement:
         shelf: The shelf of the name in its path; None if it has none.
         filtered: The endpoint itself leaves out what a key does not cover. A key for some buckets or names
             opens only endpoints that have a shelf or are filtered.
+        most_bytes: The largest body, if that is less than the server's limit.
     """
 
     scopes: tuple[str, ...]
     shelf: str | None = None
     filtered: bool = False
+    most_bytes: int | None = None
 
 
 UNDECLARED = Requirement(("admin",))
 
 
-def needs(*scopes: str, on: str | None = None, filtered: bool = False) -> Callable[[_Endpoint], _Endpoint]:
+def needs(
+    *scopes: str, on: str | None = None, filtered: bool = False, most_bytes: int | None = None
+) -> Callable[[_Endpoint], _Endpoint]:
     """Declare what an endpoint requires: see `Requirement`."""
 
     def mark(endpoint: _Endpoint) -> _Endpoint:
-        endpoint.kindler_needs = Requirement(scopes, on, filtered)  # type: ignore[attr-defined]
+        endpoint.kindler_needs = Requirement(scopes, on, filtered, most_bytes)  # type: ignore[attr-defined]
         return endpoint
 
     return mark
@@ -91,6 +96,9 @@ class Endpoint(APIRoute):
             body: bytes = b"" if is_get else await bodies.read(request.receive, request.headers)
             entry.counted, entry.bytes_in = False, len(body)
             try:
+                if requirement.most_bytes is not None and len(body) > requirement.most_bytes:
+                    limit = f"at most {requirement.most_bytes} are allowed"
+                    raise Problem(413, f"the body has {len(body)} bytes; {limit}.")
                 return await handle(Request(request.scope, _replay(body, request.receive)))
             finally:
                 bodies.release(body)

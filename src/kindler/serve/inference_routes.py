@@ -289,12 +289,6 @@ def v2_routes(models: ModelRegistry) -> APIRouter:
 def tensorflow_serving_routes(models: ModelRegistry) -> APIRouter:
     routes = APIRouter(prefix="/v1", tags=["tfserving"], route_class=Endpoint)
 
-    @routes.get("/models")
-    @needs("read", filtered=True)
-    def v1_names(access: Authorized) -> dict[str, list[str]]:
-        """List the models."""
-        return _names(models, access)
-
     @routes.get("/models/{name:path}/metadata")
     @routes.get("/models/{name:path}/labels/{version}/metadata")
     @routes.get("/models/{name:path}/versions/{version}/metadata")

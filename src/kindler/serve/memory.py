@@ -9,6 +9,7 @@ import resource
 
 _LOOK_S = 5.0
 _CHANGED_BYTES = 32 << 20
+_MMAP_THRESHOLD, _MAPPED_BYTES = -3, 4 << 20  # glibc's number of the setting, and the setting
 
 
 def resident_bytes() -> int:
@@ -26,7 +27,11 @@ async def keep_tidy() -> None:
     Large bodies and answers leave holes that the allocator keeps, and calls over gRPC that were cut off leave
     circles that Python finds when it looks.
     """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    library = ctypes.CDLL(None)
+    trim = getattr(library, "malloc_trim", None)
+    if hasattr(library, "mallopt"):
+        # What is as large goes back when it is freed; trimming leaves what lies last in a thread's own area.
+        library.mallopt(_MMAP_THRESHOLD, _MAPPED_BYTES)
     before, settled = resident_bytes(), True
     while True:
         await asyncio.sleep(_LOOK_S)

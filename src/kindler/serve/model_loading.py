@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 from weakref import WeakSet
 
 from kindler.data.drift import DriftRule
@@ -22,27 +23,33 @@ from kindler.data.statistics import STATISTICS, Statistics
 from kindler.engine.placement import FRUGAL, VISIBLE_GPUS, gpu_memory, is_device, machine_gpus, usable_cores
 from kindler.errors import ConfigError, KindlerError, MissingExtraError, UntrustedError
 from kindler.models.loaded import load, process_recipe
-from kindler.models.predictor import Predictor
+from kindler.models.predictor import BatchPlan, Predictor
 from kindler.models.registry import MODEL_KINDS
 from kindler.models.signature import Signature
 from kindler.sandbox.child import RemoteError
 from kindler.sandbox.process import ProcessLost, SandboxProcess, Start
+from kindler.serve.answers import Answers
 from kindler.serve.batching import Batcher
 from kindler.serve.drift import DriftWindow
 from kindler.serve.http_errors import Problem, as_problem
 from kindler.serve.model_pool import LocalPool, Lost, ModelPool, Pool
-from kindler.serve.model_process import DescribedModel, described, warmed
+from kindler.serve.model_process import DescribedModel, described, readied
+from kindler.serve.payloads import PayloadLog, PayloadSample
 from kindler.serve.settings import ServeSettings
-from kindler.serve.stats import Stats
+from kindler.serve.stats import Stats, shown_name
 from kindler.serve.threads import Threads
 from kindler.storage import Store
 from kindler.store import Version
+from kindler.types import GENERATING
 
 _log = logging.getLogger("kindler.serve")
 _CONCURRENT_LOADS = 2
 _COPY_THREADS = 4
 _GPU_GROWTH, _GPU_SPARE = 4, 4 << 30  # what a process may say that it has of a GPU, by its files
-_GPU_PROCESSES = 2  # while one computes, the other's batch is on its way there or back
+_GPU_CALLS = 2  # of a process that can copy a batch while it computes another
+_GPU_PROCESSES = (
+    2  # of a model that cannot: while one computes, the other's batch is on its way there or back
+)
 _GPU_SHARE = 0.9  # of a GPU's memory: contexts of CUDA and batches need some, too
 _MAX_PROCESSES = 8  # if not set; each has the whole model
 _IDLE_S = 3600.0
@@ -60,8 +67,11 @@ class LoadedModel:
         pool: What runs its calls.
         size: What it takes of the memory for models.
         device: Where it computes, "cpu" or "cuda:N"; None if that is left to its code.
+        plan: How it was prepared for batches.
         used: When it was last asked.
         drift: The rows it is asked, beside those it was trained on; None if these are not known.
+        answers: The prompts that it answers, if it generates text.
+        payloads: What keeps some of its requests; None if that is off.
     """
 
     version: Version
@@ -70,8 +80,11 @@ class LoadedModel:
     pool: Pool
     size: int
     device: str | None
+    plan: BatchPlan
     used: float = field(default_factory=time.monotonic)
     drift: DriftWindow | None = None
+    answers: Answers | None = None
+    payloads: PayloadSample | None = None
 
     @property
     def device_bytes(self) -> int:
@@ -92,12 +105,14 @@ class ModelLoader:
         threads: Executor,
         stats: Stats,
         unsandboxed: str | None,
+        payloads: PayloadLog | None,
     ) -> None:
         self._storage = storage
         self._settings = settings
         self._threads = threads
         self._stats = stats
         self._unsandboxed = unsandboxed
+        self._payloads = payloads
         self.devices = Devices(settings)
         self._copy_threads = Threads(_COPY_THREADS, "kindler-copy")
         self._pools: WeakSet[Pool] = WeakSet()
@@ -117,6 +132,9 @@ class ModelLoader:
         loaded.drift = await asyncio.get_running_loop().run_in_executor(
             self._threads, self._window, version, loaded.predictor.signature
         )
+        if self._payloads is not None:
+            counts = self._stats.version(shown_name(version), version.number).payloads
+            loaded.payloads = self._payloads.sample(version, loaded.predictor.signature, counts)
         _log.info("loaded %s in %.2f s", version, time.perf_counter() - started)
         return loaded
 
@@ -143,11 +161,14 @@ class ModelLoader:
     async def _load_here(self, version: Version) -> LoadedModel:
         def read() -> DescribedModel:
             predictor = load(self._storage.store, version, trusted=self._settings.trusted).predictor
-            return DescribedModel(predictor, warmed(predictor, _batching(version, self._settings)))
+            stored = _prepared(version, self._settings)
+            batchable, plan = readied(predictor, stored, most_rows=self._settings.batch_rows)
+            return DescribedModel(predictor, batchable, plan=plan)
 
         loop = asyncio.get_running_loop()
         model = await self._in_turn(lambda: loop.run_in_executor(self._threads, read))
-        return self._ready(version, model, LocalPool(model.predictor.call, self._settings), None)
+        pool = LocalPool(model.predictor.call, self._settings, step=model.predictor.step)
+        return self._ready(version, model, pool, None)
 
     async def _load_apart(self, version: Version, device_bytes: Mapping[int, int]) -> LoadedModel:
         place = self.devices.place(version, device_bytes)
@@ -155,25 +176,31 @@ class ModelLoader:
         pool = ModelPool(str(version), partial(self._process, version, start), most=processes)
         self._pools.add(pool)
         model = await self._in_turn(pool.open)
+        if model.calls > 1 and self._settings.processes is None:
+            pool.most = 1  # more would only take turns on the GPU
         return self._ready(version, model, pool, place.name(model.device))
 
     def _ready(self, version: Version, model: DescribedModel, pool: Pool, device: str | None) -> LoadedModel:
         self._pools.add(pool)
         stats = self._stats.version(shown_name(version), version.number)
-        batcher = Batcher(pool, self._settings, model.batchable, stats.called)
+        batcher = Batcher(pool, self._settings, model.batchable, stats.called, sizes=model.plan.sizes)
         pool.when_lost = stats.lost
+        answers = None
+        if (model.predictor.text or {}).get("task") in GENERATING:
+            answers = Answers(pool, self._settings, stats.model, keep=batcher)
         # Whoever still has the batcher has requests in it; the pool must not be what keeps it.
-        batcher_or_none = weakref.ref(batcher)
+        queues = [weakref.ref(queue) for queue in (batcher, answers) if queue is not None]
 
         def pump() -> None:
-            if (batcher := batcher_or_none()) is not None:
-                batcher.pump()
+            for queue in queues:
+                if (found := queue()) is not None:
+                    found.pump()
 
         pool.when_free = pump
         weakref.finalize(batcher, _close_soon, pool, asyncio.get_running_loop()).atexit = False
         # What a process says of itself may be anything: its size is what is seen from here.
         size = max(version.size, pool.own_bytes, model.predictor.size)
-        return LoadedModel(version, model.predictor, batcher, pool, size, device)
+        return LoadedModel(version, model.predictor, batcher, pool, size, device, model.plan, answers=answers)
 
     async def _process(
         self, version: Version, start: Start, lost: Lost
@@ -210,11 +237,6 @@ class ModelLoader:
                 loading.cancel()
                 raise
         return await loading
-
-
-def shown_name(version: Version) -> str:
-    """A model's name in counters: that of another bucket begins with the bucket's."""
-    return version.name if version.bucket == "default" else f"{version.bucket}:{version.name}"
 
 
 def _as_problem(version: Version, error: Exception) -> Problem:
@@ -333,12 +355,18 @@ class Devices:
         raise ConfigError(f"device {device!r} was requested; the GPUs of this server are: {gpus}.")
 
 
-def _batching(version: Version, settings: ServeSettings) -> bool | None:
-    """Whether requests may share calls, as the server or whoever stored it says; None if neither does."""
-    stored = version.attributes.get("batching")
+def _prepared(version: Version, settings: ServeSettings) -> dict[str, Any]:
+    """How a model is made ready, as the server or whoever stored it says: whether requests may share calls
+    (None if neither does), its inputs, its precision."""
+    stored = version.attributes
+    batching = stored.get("batching")
     if version.name in settings.alone:
-        return False
-    return stored if isinstance(stored, bool) else None
+        batching = False
+    return {
+        "batching": batching if isinstance(batching, bool) else None,
+        "inputs": stored.get("inputs"),
+        "precision": stored.get("precision"),
+    }
 
 
 def start_of(
@@ -381,7 +409,8 @@ def start_of(
             "kind": version.kind,
             "meta": dict(version.meta),
             "trusted": settings.trusted,
-            "batching": _batching(version, settings),
+            "prepared": _prepared(version, settings),
+            "batch_rows": settings.batch_rows,
             "device": place.asked,
         },
         sandboxed=sandboxed,
@@ -390,5 +419,6 @@ def start_of(
         call_s=lower(settings.timeout_s, "timeout_s"),
         memory_bytes=int(lower(settings.model_memory_bytes or settings.memory_bytes, "memory_bytes")),
         output_bytes=max(settings.queue_bytes, _LEAST_OUTPUTS),
+        calls=1 if place.gpu is None else _GPU_CALLS,
     )
     return start, processes

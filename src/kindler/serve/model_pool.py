@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -31,14 +32,16 @@ _MAX_FAILED_STARTS = 3  # one after the other: the model is down
 MAX_LOST_CALLS = 2  # calls in threads that did not return in time, and whose places others take
 
 Call: TypeAlias = Callable[[Arrays, str], Arrays]
+Step: TypeAlias = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 Lost: TypeAlias = Callable[[SandboxProcess, ProcessLost], None]
 Starter: TypeAlias = Callable[[Lost], Awaitable[tuple[SandboxProcess, DescribedModel]]]
 
 
 class ModelPool:
-    """Up to `most` processes that have the same model.
+    """Processes that have the same model.
 
     Attributes:
+        most: The most processes.
         when_free: Is called when a process has become free that was not before.
         when_lost: Is told of every process that was lost, and is replaced.
     """
@@ -46,9 +49,11 @@ class ModelPool:
     def __init__(self, name: str, start: Starter, *, most: int) -> None:
         self._name = name
         self._start = start
-        self._most = most
+        self.most = most
+        self._calls = 1  # that a process takes at a time
         self._processes: dict[SandboxProcess, int] = {}  # and what each has of its GPU's memory
-        self._free: list[tuple[SandboxProcess, float]] = []  # and since when; the one used last is used first
+        # Places for a call, and since when; the one used last is used first.
+        self._free: list[tuple[SandboxProcess, float]] = []
         self._starting: asyncio.Task[None] | None = None
         self._closed = False
         self._losses = self._failures = 0
@@ -75,7 +80,12 @@ class ModelPool:
     @property
     def slots(self) -> int:
         """How many calls run at a time."""
-        return max(1, len(self._processes))
+        return self._calls * max(1, len(self._processes))
+
+    @property
+    def is_next_beside_another(self) -> bool:
+        """Whether the next call would begin in a process that is in one."""
+        return bool(self._free) and self._places_of(self._free[-1][0]) < self._calls
 
     @property
     def is_down(self) -> bool:
@@ -92,20 +102,31 @@ class ModelPool:
         """What its processes have of their GPU's memory."""
         return sum(self._processes.values())
 
+    def take(self) -> SandboxProcess:
+        """A process that is free, for calls one after the other, until `give_back`."""
+        return self._free.pop()[0]
+
+    def give_back(self, process: SandboxProcess) -> None:
+        """It is free again, unless it was lost."""
+        if process in self._processes:
+            self._free.append((process, time.monotonic()))
+
     def call(self, parts: Parts, method: str, done: Done) -> None:
         """Begin a call in a process that is free: see `SandboxProcess.call`."""
-        process, _ = self._free.pop()
+        process = self.take()
 
         def ended(reply: Reply) -> None:
-            if process in self._processes and not isinstance(reply.error, ProcessLost):
-                self._free.append((process, time.monotonic()))
+            if not isinstance(reply.error, ProcessLost):
+                self.give_back(process)
             done(reply)
+            if self._free:
+                self.when_free()
 
         process.call({"method": method}, parts, ended)
 
     def grow(self) -> None:
         """Rows have waited for a while: start another process, if there may be one more."""
-        if len(self._processes) < self._most:
+        if len(self._processes) < self.most:
             self._start_another(0.0)
 
     def close(self) -> None:
@@ -124,8 +145,12 @@ class ModelPool:
             process.end()
             raise ProcessLost("was ended")
         self._processes[process] = model.device_bytes
-        self._free.append((process, time.monotonic()))
+        self._calls = model.calls
+        self._free += [(process, time.monotonic())] * model.calls
         return model
+
+    def _places_of(self, process: SandboxProcess) -> int:
+        return sum(free is process for free, _ in self._free)
 
     def _start_another(self, pause_s: float) -> None:
         if not self._closed and (self._starting is None or self._starting.done()):
@@ -168,10 +193,11 @@ class ModelPool:
     def _end_idle(self) -> None:
         """End processes that have had nothing to do for a while, now and from time to time."""
         now = time.monotonic()
-        for process, since in [free for free in self._free if now - free[1] > _IDLE_S]:
+        idle = {process for process, since in self._free if now - since > _IDLE_S}
+        for process in [one for one in idle if self._places_of(one) == self._calls]:
             if len(self._processes) > 1:
                 del self._processes[process]
-                self._free.remove((process, since))
+                self._free = [free for free in self._free if free[0] is not process]
                 process.end()
         self._idle_check = asyncio.get_running_loop().call_later(_IDLE_CHECK_S, self._end_idle)
 
@@ -184,18 +210,24 @@ class LocalPool:
     """
 
     processes = own_bytes = device_bytes = 0
+    is_next_beside_another = False
 
     def __init__(
-        self, call: Call, settings: ServeSettings, clock: Callable[[], float] = time.perf_counter
+        self,
+        call: Call,
+        settings: ServeSettings,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        step: Step | None = None,
     ) -> None:
-        self._call = call
+        self._call, self._step = call, step
         self._timeout_s = settings.timeout_s
         self._clock = clock
         self.slots = settings.batches
         self._most = settings.batches + MAX_LOST_CALLS
         self._threads = Threads(self._most, "kindler-call")
         self._running: list[float] = []  # when each call began
-        self.when_free: Callable[[], None] = lambda: None  # the end of a call tells the batcher itself
+        self.when_free: Callable[[], None] = lambda: None
         self.when_lost: Callable[[ProcessLost], None] = lambda why: None
 
     @property
@@ -214,18 +246,39 @@ class LocalPool:
     def grow(self) -> None:
         """There is nothing to add."""
 
+    def take(self) -> LocalSteps:
+        return LocalSteps(self)
+
+    def give_back(self, steps: LocalSteps) -> None:
+        """Every call has a thread of its own."""
+
     def call(self, parts: Parts, method: str, done: Done) -> None:
         """Begin a call; `done` is told of its end on the event loop."""
+
+        def run() -> Reply:
+            joined = {name: a[0] if len(a) == 1 else np.concatenate(a) for name, a in parts.items()}
+            return Reply(self._call(joined, method))
+
+        self._begin(run, done)
+
+    def step(self, asked: Mapping[str, Any], done: Done) -> None:
+        """The same for a step of the model's answers."""
+        assert self._step is not None
+        step = self._step
+        self._begin(lambda: Reply({}, fields=dict(step(asked))), done)
+
+    def _begin(self, run: Callable[[], Reply], done: Done) -> None:
         started = self._clock()
         self._running.append(started)
 
         def ended(future: asyncio.Future[Reply]) -> None:
             self._running.remove(started)
             done(_stopping() if future.cancelled() else future.result())
+            self.when_free()
 
         loop = asyncio.get_running_loop()
         try:
-            loop.run_in_executor(self._threads, self._run, parts, method).add_done_callback(ended)
+            loop.run_in_executor(self._threads, partial(_caught, run)).add_done_callback(ended)
         except RuntimeError:  # the threads were shut down
             self._running.remove(started)
             loop.call_soon(done, _stopping())
@@ -234,12 +287,25 @@ class LocalPool:
         """Begin no more calls, and wait for none."""
         self._threads.shutdown(cancel_futures=True)
 
-    def _run(self, parts: Parts, method: str) -> Reply:
-        try:
-            joined = {name: a[0] if len(a) == 1 else np.concatenate(a) for name, a in parts.items()}
-            return Reply(self._call(joined, method))
-        except Exception as exc:  # noqa: BLE001 - whatever a model raises is told to whoever sent its rows
-            return Reply({}, exc)
+
+class LocalSteps:
+    """What stands for a process that was taken, where there is none."""
+
+    def __init__(self, pool: LocalPool) -> None:
+        self._pool = pool
+
+    def call(self, fields: Mapping[str, Any], parts: Parts, done: Done) -> None:
+        self._pool.step(fields["step"], done)
+
+    def lose(self, why: ProcessLost) -> None:
+        """There is nothing to kill."""
+
+
+def _caught(run: Callable[[], Reply]) -> Reply:
+    try:
+        return run()
+    except Exception as exc:  # noqa: BLE001 - whatever a model raises is told to whoever sent its rows
+        return Reply({}, exc)
 
 
 def _stopping() -> Reply:

@@ -22,9 +22,10 @@ from typing import Any, TypeAlias, TypeVar
 from kindler.errors import KindlerError, NotFoundError, fresh
 from kindler.serve.auth import bare_name
 from kindler.serve.http_errors import Problem
-from kindler.serve.model_loading import LoadedModel, ModelLoader, shown_name
+from kindler.serve.model_loading import LoadedModel, ModelLoader
+from kindler.serve.payloads import PayloadLog
 from kindler.serve.settings import ServeSettings
-from kindler.serve.stats import Stats
+from kindler.serve.stats import Stats, shown_name
 from kindler.storage import Store
 from kindler.store import Version
 
@@ -70,13 +71,14 @@ class ModelRegistry:
         load_threads: Executor,
         stats: Stats,
         unsandboxed: str | None = None,
+        payloads: PayloadLog | None = None,
     ) -> None:
         self.storage = storage
         self.settings = settings
         self.stats = stats
         self._catalog_threads = catalog_threads
         self._lookup_threads = lookup_threads
-        self._loader = ModelLoader(storage, settings, load_threads, stats, unsandboxed)
+        self._loader = ModelLoader(storage, settings, load_threads, stats, unsandboxed, payloads)
         self._known: OrderedDict[Name, _Known] = OrderedDict()
         self._loaded: dict[Key, LoadedModel] = {}
         self._loading: dict[Key, asyncio.Task[LoadedModel]] = {}

@@ -6,6 +6,7 @@ The gRPC service writes the same values as messages.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import kindler
@@ -101,6 +102,7 @@ def loaded_view(model: LoadedModel) -> dict[str, Any]:
         "rows_waiting": model.batcher.rows_waiting,
         "batches_join": model.batcher.is_batchable(model.predictor.methods[0]),
         "methods": list(model.predictor.methods),
+        "batches": asdict(model.plan),
     }
 
 

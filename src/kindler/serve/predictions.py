@@ -19,14 +19,17 @@ from kindler.serve.batching import Ticket
 from kindler.serve.bodies import Bodies, Receive
 from kindler.serve.datasets import read_inputs
 from kindler.serve.http_errors import Problem, as_problem
-from kindler.serve.model_registry import LoadedModel, ModelRegistry, Name, shown_name
-from kindler.serve.protocols import Answer, Codec, InferRequest, RawRequest, Reply, Target
+from kindler.serve.model_registry import LoadedModel, ModelRegistry, Name
+from kindler.serve.protocols import Answer, Codec, ErrorFormat, InferRequest, RawRequest, Reply, Target
 from kindler.serve.protocols.mlflow import Mlflow
 from kindler.serve.protocols.omega import OmegaCodec
+from kindler.serve.protocols.openai import PATHS, OpenAi
 from kindler.serve.protocols.tfserving import TfServing
 from kindler.serve.protocols.v2 import V2
 from kindler.serve.request_log import Entry, RequestLog
+from kindler.serve.stats import shown_name
 from kindler.serve.traffic import Traffic
+from kindler.store.splits import Split
 
 _T = TypeVar("_T")
 Decode: TypeAlias = Callable[[Signature], Awaitable[InferRequest]]
@@ -36,10 +39,13 @@ LARGE_BYTES = 1 << 20  # of arrays that are not handled on the event loop
 _WATCH_AFTER_S = 0.05  # from then on a request is watched for a client that goes away
 SCOPES = ("predict",)
 _V2, _TFS, _MLFLOW, OMEGA = V2(MOST_TEXTS), TfServing(), Mlflow(), OmegaCodec()
+_OPENAI = OpenAi()
 
 
-def codec_of(path: str) -> Codec:
+def codec_of(path: str) -> Codec | ErrorFormat:
     """The protocol that a path belongs to, whose error format is used."""
+    if path in PATHS:
+        return _OPENAI
     if path.startswith("/v2"):
         return _V2
     if path.startswith("/v1/"):
@@ -105,23 +111,30 @@ class Predictions:
 
         `receive` says when the client has gone away; None if that cancels this call.
         """
-        split = self._traffic.split_of(name)
-        loaded = None if split is None else self._traffic.canary(split, headers)
-        loaded = loaded or self.models.at_hand(name) or await self.models.find(name)
+        loaded, split = await self.resolve(name, headers, entry)
         version = loaded.version
-        entry.model, entry.version = shown_name(version), version.number
         request = await decode(loaded.predictor.signature)
-        outputs, entry.rows = await self._call(loaded, request, receive)
+        outputs, entry.rows = await self._call(loaded, request, receive, entry.id)
         answer = Answer(version.name, version.number, _selected(outputs, request), entry.rows)
         if split is not None and split.shadow:
 
             async def call(shadow: LoadedModel) -> Arrays:
-                return (await self._call(shadow, request, None))[0]
+                return (await self._call(shadow, request, None, entry.id))[0]
 
             called = self._traffic.shadow(split, outputs, call)
             if called:
                 entry.notes["shadow"] = called
         return answer, request
+
+    async def resolve(
+        self, name: Name, headers: Mapping[str, str], entry: Entry
+    ) -> tuple[LoadedModel, Split | None]:
+        """The version that answers a request, and the split of its tag if it has one."""
+        split = self._traffic.split_of(name)
+        loaded = None if split is None else self._traffic.canary(split, headers)
+        loaded = loaded or self.models.at_hand(name) or await self.models.find(name)
+        entry.model, entry.version = shown_name(loaded.version), loaded.version.number
+        return loaded, split
 
     def note(self, entry: Entry, seconds: float) -> None:
         """Count a request that was answered, and write it down."""
@@ -140,12 +153,12 @@ class Predictions:
         async def from_dataset(_: Signature) -> InferRequest:
             loop = asyncio.get_running_loop()
             inputs, columns = await loop.run_in_executor(self._dataset_threads, read)
-            return InferRequest(inputs=inputs, columns=columns, method=target.action)
+            return InferRequest(inputs=inputs, columns=columns, method=target.action, stored=True)
 
         return from_dataset
 
     async def _call(
-        self, loaded: LoadedModel, request: InferRequest, receive: Receive | None
+        self, loaded: LoadedModel, request: InferRequest, receive: Receive | None, request_id: str
     ) -> tuple[Arrays, int]:
         predictor = loaded.predictor
         if request.method not in predictor.methods:
@@ -160,21 +173,27 @@ class Predictions:
         rows = rows_of(inputs)
         timeout_s = min(self.settings.timeout_s, request.timeout_s or self.settings.timeout_s)
         ticket = loaded.batcher.submit(inputs, method, rows=rows, timeout_s=timeout_s, batch=request.batch)
-        after = min(_WATCH_AFTER_S, timeout_s)
-        watches: list[asyncio.Task[None]] = []
-        timer = asyncio.get_running_loop().call_later(
-            after, lambda: watches.append(asyncio.create_task(_watch(ticket, timeout_s - after, receive)))
-        )
-        try:
-            outputs = await ticket.future
-            if loaded.drift is not None and method == predictor.methods[0]:
-                loaded.drift.add(inputs, outputs, rows)
-            return outputs, rows
-        finally:
-            timer.cancel()
-            for watch in watches:
-                watch.cancel()
-            ticket.leave()
+        outputs = await outputs_of(ticket, timeout_s, receive)
+        watched = loaded.drift is not None or loaded.payloads is not None
+        if watched and method == predictor.methods[0]:
+            _keep(loaded, request, request_id, inputs, outputs, rows)
+        return outputs, rows
+
+
+async def outputs_of(ticket: Ticket, timeout_s: float, receive: Receive | None) -> Arrays:
+    """Wait for the outputs of a request that was queued, or for its client to go away."""
+    after = min(_WATCH_AFTER_S, timeout_s)
+    watches: list[asyncio.Task[None]] = []
+    timer = asyncio.get_running_loop().call_later(
+        after, lambda: watches.append(asyncio.create_task(_watch(ticket, timeout_s - after, receive)))
+    )
+    try:
+        return await ticket.future
+    finally:
+        timer.cancel()
+        for watch in watches:
+            watch.cancel()
+        ticket.leave()
 
 
 async def in_thread_if(large: bool, work: Callable[..., _T], *arguments: Any) -> _T:
@@ -210,6 +229,19 @@ def _fitted(signature: Signature, request: InferRequest) -> Arrays:
     )
     inputs = from_columns(signature, request.inputs) if columns else request.inputs
     return fit(signature, inputs)
+
+
+def _keep(
+    loaded: LoadedModel, request: InferRequest, request_id: str, inputs: Arrays, outputs: Arrays, rows: int
+) -> None:
+    """Keep what is known of an answered request, which must not fail its answer."""
+    try:
+        if loaded.drift is not None:
+            loaded.drift.add(inputs, outputs, rows)
+        if loaded.payloads is not None and not request.stored:
+            loaded.payloads.add(request_id, inputs, outputs, rows)
+    except Exception:  # noqa: BLE001 - outputs of any form
+        _log.exception("a request of %s cannot be kept (request %s)", loaded.version, request_id)
 
 
 def _signature_by_name(predictor: Predictor, name: str) -> tuple[Signature, str]:

@@ -19,7 +19,8 @@ _LEAST = {
     "load_s": 1e-3,
     "drift_rows": 0,
 }
-_LEAST |= {"drift_psi": 1e-3, "drift_ks": 1e-3, "drift_s": 0.1}
+_LEAST |= {"drift_psi": 1e-3, "drift_ks": 1e-3, "drift_s": 0.1, "payload_s": 0.1, "payload_days": 1e-3}
+EVERY_MODEL = "*"  # in settings by model: all others
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +38,12 @@ class ServeSettings:
             requests are rejected with 503.
         body_bytes: Maximum size of a request body; larger ones are rejected with 413.
         rows: Maximum rows in one request; more are rejected with 413.
+        answers: Maximum answers that one text model generates at the same time.
+        queue_answers: Maximum prompts that wait for one text model; beyond that, requests are rejected with
+            429.
+        answer_tokens: Maximum tokens that one request may ask a text model for, over all its answers.
+        prompt_tokens: Maximum tokens of a prompt.
+        answer_s: Seconds until an answer of a text model ends, whether it is streamed or not.
         timeout_s: Seconds until a request is answered with 504, or with 408 if it has not arrived by then.
         memory_bytes: Memory for all loaded models together; by default half of the machine's memory.
         refresh_s: Seconds between checks for moved tags and new versions.
@@ -63,6 +70,13 @@ class ServeSettings:
         drift_psi: The population stability index above which a column is an alarm.
         drift_ks: The Kolmogorov-Smirnov distance above which a column of numbers is an alarm.
         drift_s: Seconds between comparisons for the metrics and the log.
+        log_payloads: The share of requests whose rows are appended to a dataset of the store, by model; "*"
+            is every other model, and "BUCKET:NAME" a model of another bucket. By default none.
+        redact_columns: Names of inputs, columns and outputs that are never logged, by model as before. A
+            model that lacks one of its names is not logged.
+        payload_s: Seconds between writing payloads to the store: what a killed server loses.
+        payload_bytes: Maximum payloads of a version in the store, uncompressed; the oldest rows are removed.
+        payload_days: Days after which payloads are removed from the store.
     """
 
     model: str | None = None
@@ -74,6 +88,11 @@ class ServeSettings:
     queue_bytes: int = 256 << 20
     body_bytes: int = 64 << 20
     rows: int = 100_000
+    answers: int = 64
+    queue_answers: int = 1024
+    answer_tokens: int = 4096
+    prompt_tokens: int = 131_072
+    answer_s: float = 600.0
     timeout_s: float = 60.0
     memory_bytes: int = 0
     refresh_s: float = 0.5
@@ -96,6 +115,11 @@ class ServeSettings:
     drift_psi: float = 0.2
     drift_ks: float = 0.1
     drift_s: float = 10.0
+    log_payloads: Mapping[str, float] = field(default_factory=dict)
+    redact_columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    payload_s: float = 30.0
+    payload_bytes: int = 256 << 20
+    payload_days: float = 30.0
 
     def __post_init__(self) -> None:
         if self.isolation not in ("process", "none"):
@@ -115,6 +139,12 @@ class ServeSettings:
             object.__setattr__(self, "memory_bytes", half_of_memory())
         if self.log_level not in _LEVELS:
             raise ConfigError(f"log_level={self.log_level!r}: must be one of {', '.join(_LEVELS)}.")
+        for name, share in self.log_payloads.items():
+            if isinstance(share, bool) or not 0 <= share <= 1:
+                shown = "" if name == EVERY_MODEL else f" of {name!r}"
+                raise ConfigError(f"log_payloads{shown} must be from 0 to 1; received {share!r}.")
+        if self.redact_columns and not self.log_payloads:
+            raise ConfigError("redact_columns needs log_payloads: no payloads are logged.")
         for one in fields(self):
             value = getattr(self, one.name)
             if isinstance(value, bool) or not isinstance(value, int | float):

@@ -26,8 +26,8 @@ class History(Sequence[dict[str, Any]]):
     rows_per_s.
 
     Attributes:
-        mode: How the last run computed its steps, where `compile` left a choice: "graphs", or "eager: " and
-            the reason.
+        mode: How the last run computed its steps, where `compile` left a choice: "graphs", "torch.compile",
+            "graphs of torch.compile", or "eager", with the reason if steps cannot be recorded.
         goodput: The share of the wall time of the last run that was new training steps, and what the rest
             was; None if there was no run.
 

@@ -26,6 +26,7 @@ from kindler.train.triggers import Progress, Trigger
 
 Engine: TypeAlias = Literal["auto", "local", "spark"]
 Accelerator: TypeAlias = Literal["openvino"]
+OnError: TypeAlias = Literal["raise", "null", "column"]
 
 ENDLESS = 2**31  # epochs, where only steps or a trigger end the run
 
@@ -90,6 +91,9 @@ class PredictOptions(RunOptions):
     types: tuple[Any, ...] | None = None
     accelerator: Accelerator | None = None
     precision: str | None = None
+    on_error: OnError = "raise"
+    max_errors: int | None = None
+    overwrite: bool = False
 
     def complaints(self) -> Iterator[str]:
         yield from super().complaints()
@@ -100,6 +104,18 @@ class PredictOptions(RunOptions):
                 "accelerator must be 'openvino', or None for the model's framework; received"
                 f" {self.accelerator!r}."
             )
+        if self.on_error not in get_args(OnError):
+            yield f"on_error must be 'raise', 'null' or 'column'; received {self.on_error!r}."
+        most = self.max_errors
+        if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 0):
+            yield f"max_errors must be a whole number of at least 0; received {most!r}."
+        elif most is not None and self.on_error == "raise":
+            yield (
+                f"max_errors={most} has no effect with on_error='raise', which ends at the first error.\n"
+                "Hint: on_error='null' or on_error='column'."
+            )
+        if self.overwrite and self.output_path is None:
+            yield "overwrite=True has no effect without output_path."
 
 
 @dataclass(frozen=True, kw_only=True)

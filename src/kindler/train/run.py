@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -38,7 +40,8 @@ from kindler.train.rows import open_rows
 ENTRY = "kindler.train.run:run"
 SERVER_ENTRY = "kindler.train.run:run_server"
 
-_PREDICTED_ROWS = 2048  # of the validation data
+_PREDICTED_ROWS = 2048  # of the validation data, if they take no longer than:
+_PREDICTING_S, _PREDICTING_SHARE = 0.2, 0.02  # of the run
 
 
 def run(worker: Group, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequence[bytes]:
@@ -64,7 +67,8 @@ def run(worker: Group, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequen
         if follows:
             # TensorFlow, for one, keeps generated code in temporary files that only an orderly exit removes.
             tempfile.tempdir = str(worker.scratch)
-            replica = _build_replica(worker, task, placed, spec)
+            compiled = worker.scratch / "compiled" if worker.regroups else None
+            replica = _build_replica(worker, task, placed, spec, compiled=compiled)
             # Not before the replica: making data may compute, and then it is too late to settle threads.
             data = open_data(task.data, "data", trains=task.trains)
             fit_loop.prepare(worker, replica, data)
@@ -103,11 +107,17 @@ def run(worker: Group, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequen
                 rows, moved = loop.rows, state is not None
                 if state is None:
                     whole = sync.whole(replica)  # on all workers: they may have to meet for it
-                    state = whole.state() if worker.leads else b""
-                    if worker.leads and whole is replica and validation is not None:
-                        most = -(-_PREDICTED_ROWS * worker.size // task.options.batch_size)
-                        predictions = _predictions(replica, validation, most)
-                    weights = replica.digests() if worker.leads and whole is replica else None
+                    state = b""
+                    if worker.leads:
+                        with ThreadPoolExecutor(1) as beside:
+                            digests = beside.submit(replica.digests) if whole is replica else None
+                            state = whole.state()
+                            if digests is not None and validation is not None:
+                                most = -(-_PREDICTED_ROWS * worker.size // task.options.batch_size)
+                                spent = sum(stopwatch.seconds.values())
+                                limit_s = max(_PREDICTING_S, _PREDICTING_SHARE * spent)
+                                predictions = _predictions(replica, validation, most, limit_s)
+                            weights = None if digests is None else digests.result()
         else:
             evaluate = fit_loop.evaluate if follows else step_loop.evaluate
             rows, state, moved = [evaluate(worker, task, replica, data)], b"", False
@@ -163,14 +173,16 @@ def _described(data: Rows, predictions: Mapping[str, Summary]) -> dict[str, Any]
     return Statistics(columns=merged(data.statistics), predictions=predictions).to_json()
 
 
-def _predictions(replica: Any, validation: Rows, most: int) -> dict[str, Summary]:
-    """What the trained model predicts for up to so many of this worker's steps of the validation data."""
+def _predictions(replica: Any, validation: Rows, most: int, limit_s: float) -> dict[str, Summary]:
+    """What the trained model predicts for so many of this worker's validation steps, if time allows."""
     steps = validation.own_steps() if validation.counts else ()
     chosen = sorted({steps[int(i)] for i in np.linspace(0, len(steps) - 1, most)}) if steps else []
     parts: list[Mapping[str, np.ndarray[Any, Any]]] = []
-    rows = 0
+    rows, ends = 0, time.monotonic() + limit_s
     try:
-        for batch in map(validation.batch, chosen):
+        for batch in map(validation.batch, np.random.default_rng(0).permutation(chosen).tolist()):
+            if rows and time.monotonic() > ends:
+                break
             # Columns that a GPU keeps come as its tensors.
             features = tuple(np.asarray(f.cpu() if hasattr(f, "cpu") else f) for f in batch.features)
             outputs = [np.asarray(one) for one in replica.predict(features)]

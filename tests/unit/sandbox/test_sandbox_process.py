@@ -180,7 +180,7 @@ def _called(answer: Callable[[socket.socket, Any], None]) -> Reply:
         done: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         process.call({}, {"x": [np.ones((2, 2))]}, done.set_result)
         read_word(child.theirs)
-        answer(child.theirs, process._own.memory)
+        answer(child.theirs, process._areas[0].memory)
         found = await asyncio.wait_for(done, 20)
         process.end()
         moves.shutdown()
@@ -193,7 +193,7 @@ def _reply(header: Any, kind: bytes = REPLY) -> Callable[[socket.socket, Any], N
     def answer(sock: socket.socket, memory: Any) -> None:
         text = orjson.dumps(header)
         memory[: len(text)] = text
-        sock.sendall(WORD.pack(kind, 0, len(text)))
+        sock.sendall(WORD.pack(kind, 0, 0, len(text)))
 
     return answer
 
@@ -207,7 +207,7 @@ def _reply(header: Any, kind: bytes = REPLY) -> Callable[[socket.socket, Any], N
         _reply({"model": {"methods": []}}),
         _reply({"arrays": []}, b"R"),
         _reply({}, b"?"),
-        lambda sock, memory: sock.sendall(WORD.pack(REPLY, 1 << 60, 1 << 60)),
+        lambda sock, memory: sock.sendall(WORD.pack(REPLY, 0, 1 << 60, 1 << 60)),
         lambda sock, memory: sock.sendall(b"\xff" * 100),
     ],
 )
@@ -243,7 +243,7 @@ def test_a_process_that_answers_while_its_answer_is_read_is_ended() -> None:
     def answer(sock: socket.socket, memory: Any) -> None:
         text = orjson.dumps({"arrays": [["y", "|u1", [large], 0, large]]})
         memory[large : large + len(text)] = text
-        sock.sendall(WORD.pack(REPLY, large, len(text)) * 200)  # a copy of all of it for each
+        sock.sendall(WORD.pack(REPLY, 0, large, len(text)) * 200)  # a copy of all of it for each
 
     found = _called(answer)
     assert isinstance(found.error, ProcessLost)
@@ -317,5 +317,31 @@ def test_a_call_may_take_so_much_memory_and_so_long(targets: None) -> None:
         assert lost.value.hung
         with pytest.raises(RemoteError, match="no model"):
             await SandboxProcess.started(_start(options={"refused": "no model"}), loads=None, moves=None)
+
+    asyncio.run(play())
+
+
+def test_a_process_begins_a_second_call_while_the_first_is_computed_elsewhere(targets: None) -> None:
+    async def play() -> None:
+        start = _start(target="sandbox_targets:load_later", calls=2)
+        process, _ = await SandboxProcess.started(start, loads=None, moves=ThreadPoolExecutor(1))
+        large = np.arange(4 << 20, dtype=np.float64)  # comes in an area of its own
+        # The first is computed once the second has begun, which a thread writes before it is sent.
+        first = asyncio.ensure_future(process.ask({"needs": 2}, {"x": [np.array([1, 2])]}))
+        second = asyncio.ensure_future(process.ask({"needs": 2}, {"x": [large]}))
+        await asyncio.sleep(0)  # both have begun
+        with pytest.raises(RuntimeError, match="in as many calls as it may be"):
+            await process.ask({"needs": 0}, {})
+        assert (await asyncio.wait_for(first, 20)).outputs["x"].tolist() == [2, 4]
+        np.testing.assert_array_equal((await asyncio.wait_for(second, 20)).outputs["x"], large * 2)
+        with pytest.raises(RemoteError, match="afterwards"):
+            await process.ask({"needs": 0, "raises": "afterwards"}, {})
+        assert (await process.ask({"needs": 0}, {"x": [np.array([3])]})).outputs["x"].tolist() == [6]
+        lost = [asyncio.ensure_future(process.ask({"needs": 99}, {})) for _ in range(2)]
+        await asyncio.sleep(0)
+        os.kill(process.pid, 9)
+        for call in lost:
+            with pytest.raises(ProcessLost, match="SIGKILL"):
+                await asyncio.wait_for(call, 20)
 
     asyncio.run(play())

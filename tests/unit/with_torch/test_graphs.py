@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import nn
 
+from kindler.frameworks.torch import private
 from kindler.frameworks.torch.device import backward_on, held
-from kindler.frameworks.torch.graphs import numbers_in_python, why_not
+from kindler.frameworks.torch.graphs import FastestWay, moves_in_graph, numbers_in_python, why_not
 from kindler.frameworks.torch.replica import TorchReplica, TorchSpec
 from tests.unit.with_torch.rows import batch
 
@@ -56,20 +57,94 @@ def test_what_a_step_changes_in_python_is_noticed(change: Callable[[Any], Any], 
     assert (numbers_in_python(nn.Identity(), model) != before) is noticed
 
 
-def test_metrics_that_keep_a_state_are_a_reason_however_they_were_made() -> None:
-    torchmetrics = pytest.importorskip("torchmetrics")
-    spec = TorchSpec(
-        model=nn.Linear(4, 1),
-        optimizer=torch.optim.Adam,
-        loss=nn.MSELoss(),
-        metrics={"mse": lambda config: torchmetrics.MeanSquaredError()},
-    )
-    replica = TorchReplica(spec, device="cpu")
-    found = functools.partial(why_not, spec, replica.optimizer, GPU, several=False)
+@pytest.mark.parametrize(
+    ("optimizer", "options", "exchanged", "moves"),
+    [
+        (torch.optim.AdamW, {}, False, True),
+        (torch.optim.SGD, {}, False, True),
+        (torch.optim.Adagrad, {}, False, False),
+        (torch.optim.AdamW, {}, True, False),
+        (torch.optim.AdamW, {"precision": "fp16"}, False, False),
+        (torch.optim.AdamW, {"scheduler": lambda optimizer: None, "scheduler_step": "step"}, False, False),
+    ],
+)
+def test_the_optimizer_is_in_the_graph_where_its_step_needs_no_python(
+    optimizer: Any, options: dict[str, Any], exchanged: bool, moves: bool
+) -> None:
+    model = nn.Linear(4, 1)
+    spec = TorchSpec(model=model, optimizer=optimizer, loss=nn.MSELoss(), **options)
 
-    assert found(stateful_metrics=False) is None
-    assert replica.counter.has_states
-    assert found(stateful_metrics=True) == "metrics of torchmetrics keep their state in Python"
+    assert moves_in_graph(spec, optimizer(model.parameters()), exchanged=exchanged) is moves
+
+
+def test_what_may_meet_other_workers_within_a_step_is_not_recorded() -> None:
+    spec = TorchSpec(model=nn.Linear(4, 1), optimizer=torch.optim.Adam, loss=nn.MSELoss())
+    found = functools.partial(why_not, spec, GPU)
+
+    assert found(gathers=False, divided=False) is None
+    assert found(gathers=True, divided=False) == "the loss is your own and may gather rows of other workers"
+    assert found(gathers=False, divided=True) == "strategy='fsdp' gathers parameters in each step"
+
+
+def tried(ways: FastestWay, clock: list[float], costs: dict[str, float], steps: int = 200) -> list[str]:
+    """The way of each step, every fifth of which has fewer rows and takes long."""
+    went = []
+    for number in range(steps):
+        with ways.timed(8 if number % 5 == 4 else 32):
+            went.append(str(ways.now))
+            clock[0] += 100.0 if number % 5 == 4 else costs[str(ways.now)]
+    return went
+
+
+@pytest.mark.parametrize("fastest", ["eager", "graphs", "torch.compile", "graphs of torch.compile"])
+def test_the_way_whose_steps_took_least_stays(fastest: str) -> None:
+    clock, costs = [0.0], {"eager": 5.0, "graphs": 4.0, "torch.compile": 3.0, "graphs of torch.compile": 2.0}
+    ways = FastestWay(records=True, clock=lambda: clock[0], wait=lambda: None)
+
+    went = tried(ways, clock, {**costs, fastest: 1.0})
+
+    assert ways.over
+    assert str(ways.now) == fastest
+    assert list(dict.fromkeys(went[:80])) == list(costs)
+
+
+def test_what_cannot_be_recorded_or_compiled_is_not_chosen() -> None:
+    clock, costs = [0.0], {"eager": 5.0, "graphs": 1.0, "torch.compile": 1.0}
+    ways = FastestWay(records=True, clock=lambda: clock[0], wait=lambda: None)
+    while str(ways.now) == "eager":
+        tried(ways, clock, costs, steps=1)
+    ways.give_up(recorded=True)
+    assert str(ways.now) == "torch.compile"
+    ways.give_up(compiled=True)
+
+    assert ways.over
+    assert str(ways.now) == "eager"
+
+
+def test_a_step_whose_backward_cannot_be_compiled_is_made_and_counted_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Uncompiled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            raise private.compile_error()("no")
+
+    model = nn.Linear(4, 1)
+    monkeypatch.setattr(torch, "compile", lambda model: lambda x: Uncompiled.apply(model(x)))
+    replica = TorchReplica(TorchSpec(model=model, optimizer=torch.optim.SGD, loss=nn.MSELoss()), device="cpu")
+    replica._ways = ways = FastestWay(records=False, wait=lambda: None)
+
+    for _ in range(20):
+        replica.train_step(batch(X, Y))
+
+    assert ways.over
+    assert str(ways.now) == "eager"
+    assert replica.step == 20
+    assert replica.merge_tallies([replica.take_tallies()])["num_samples"] == 20 * len(X)
 
 
 def test_a_state_of_graphs_trains_on_a_cpu() -> None:

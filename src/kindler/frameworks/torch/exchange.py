@@ -117,7 +117,8 @@ class Bucket:
     ) -> None:
         self.where, self.channel, self.network = exchange.where, channel, exchange.network
         device = torch.device("cpu") if exchange.staged else exchange.device
-        self.result = torch.zeros(elements, dtype=dtype, device=device)
+        # Pinned where it is copied to a GPU.
+        self.result = torch.zeros(elements, dtype=dtype, device=device, pin_memory=exchange.staged)
         self.fill = self.result if channel is None else channel.slots(dtype)[self.where.index][:elements]
         self._waits: list[Wait] = []
 
@@ -126,7 +127,10 @@ class Bucket:
         if self.channel is not None:
             self.channel.slot(self.fill.dtype)
 
-    def launch(self) -> None:
+    def stage(self) -> None:
+        """It is sent from where it is."""
+
+    def launch(self, *, staged: bool = False) -> None:
         if self.channel is not None:
             self.channel.post()
         elif self.network is not None:
@@ -160,22 +164,41 @@ class Bucket:
 
 
 class StagedBucket:
+    """A bucket on a GPU whose sums are computed on the CPU."""
+
     def __init__(self, inner: Bucket, device: torch.device) -> None:
         self.fill = self.result = torch.zeros_like(inner.fill, device=device)
+        self._sent = torch.empty_like(inner.fill, pin_memory=True)
         self._inner = inner
         self.push = inner.push
 
     def begin(self) -> None:
-        """The CUDA buffer is private: nothing to wait for."""
+        """The buffer is private."""
 
-    def launch(self) -> None:
+    def stage(self) -> None:
+        """Begin the copy to the host; it may be recorded."""
+        self._sent.copy_(self.fill, non_blocking=True)
+
+    def launch(self, *, staged: bool = False) -> None:
+        if not staged:
+            self.stage()
         self._inner.begin()
-        self._inner.fill.copy_(self.fill)
+        torch.cuda.current_stream().synchronize()
+        self._inner.fill.copy_(self._sent)
         self._inner.launch()
 
     def wait(self) -> None:
         self._inner.wait()
-        self.result.copy_(self._inner.result)
+        # Done before the next `launch` returns, and so before the next sum is written.
+        self.result.copy_(self._inner.result, non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """What a recorded `fill` lays out: which parameters have a gradient, and the weight."""
+
+    members: Sequence[bool]
+    weight: float | torch.Tensor | None
 
 
 @dataclass(slots=True)
@@ -266,12 +289,12 @@ class GradientSync:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """For all micro-batches of a step but the last."""
-        self._paused = True
+        """For all micro-batches of a step but the last, and while a step is recorded."""
+        before, self._paused = self._paused, True
         try:
             yield
         finally:
-            self._paused = False
+            self._paused = before
 
     def weigh(self, weight: float | torch.Tensor) -> None:
         """Divide sums by the sum of weights; before the backward that sends, on all ranks or none."""
@@ -285,14 +308,35 @@ class GradientSync:
         """Valid after `finish`."""
         return bool(self._weigher.bucket.result[-2].item() == 0)
 
-    def finish(self) -> None:
-        """Send what backward did not, wait for the sums and put them into the parameters' `grad`."""
+    def fill(self, weight: float | torch.Tensor | None) -> Filled:
+        """Lay out the gradients of a paused backward, in a graph that is being recorded or now."""
         for load in self._loads:
-            if not load.launched:
+            load.reset()  # a recording that failed has left some
+            self._complete(load)
+        if weight is not None:
+            self._weigher.bucket.fill[-1].fill_(weight)
+        for load in self._loads:
+            load.bucket.stage()
+        return Filled([member.filled for load in self._loads for member in load.members], weight)
+
+    def finish(self, filled: Filled | None = None) -> None:
+        """Send what backward did not, wait for the sums and put them into the parameters' `grad`.
+
+        `filled` is what `fill` returned, now or when it was recorded.
+        """
+        flags = iter(() if filled is None else filled.members)
+        if filled is not None:
+            self._weight = filled.weight
+        for load in self._loads:
+            if filled is not None:
+                load.begun, load.missing = True, 0
+                for member in load.members:
+                    member.filled = next(flags)
+            elif not load.launched:
                 self._complete(load)
         if self.before_last is not None:
             self.before_last()
-        self._launch_complete(last=True)
+        self._launch_complete(last=True, filled=filled is not None)
         for load in self._loads:
             load.bucket.push(block=True)
         for load in self._loads:
@@ -381,20 +425,20 @@ class GradientSync:
                 self._put(member, grad)
                 continue
             member.fill.zero_()
-            load.bucket.fill[load.flags.start + member.place] = 0.0
+            load.bucket.fill[load.flags.start + member.place].fill_(0.0)
         load.missing = 0
 
-    def _launch_complete(self, *, last: bool = False) -> None:
+    def _launch_complete(self, *, last: bool = False, filled: bool = False) -> None:
         """Launch in the same order on all ranks, whatever the order in which backward ends."""
         end = len(self._loads) - (self.before_last is not None and not last)
         while self._next < end and self._loads[self._next].missing == 0:
             load = self._loads[self._next]
             load.begin()
-            if load is self._weigher and self._weight is not None:
-                load.bucket.fill[-1] = self._weight
+            if load is self._weigher and self._weight is not None and not filled:
+                load.bucket.fill[-1].fill_(self._weight)
             if load is self._weigher and self._announcing:
-                load.bucket.fill[-2] = 0.0
-            load.bucket.launch()
+                load.bucket.fill[-2].fill_(0.0)
+            load.bucket.launch(staged=filled)
             load.launched = True
             self._next += 1
         # In order as well: the leaders of two hosts must send the same bucket first.

@@ -21,6 +21,7 @@ from kindler.frameworks.torch import private
 from kindler.frameworks.torch.exchange import (
     TORCH,
     Bucket,
+    Filled,
     GradientSync,
     Load,
     Member,
@@ -326,7 +327,7 @@ class DividedOptimizer(GradientSync):
         record = self._record
         return record is not None and record.go_back(self._optimizer, self._pieces, self._state, step)
 
-    def finish(self) -> None:
+    def finish(self, filled: Filled | None = None) -> None:
         memory = [parameter.data_ptr() for parameter in self._parameters]
         if memory != self._memory:  # user code has given a parameter other memory since the last step
             if self._one_copy:
@@ -335,7 +336,7 @@ class DividedOptimizer(GradientSync):
                     " workers share one copy of the parameters.\nHint: leave one_copy out."
                 )
             self._find_memory()
-        super().finish()
+        super().finish(filled)
 
     def _bucket(self, elements: int, dtype: torch.dtype, channel: Channel | None) -> Any:
         exchange = self.exchange

@@ -17,6 +17,7 @@ import torch
 
 from kindler.errors import ConfigError
 from kindler.frameworks.labels import LabelSource
+from kindler.frameworks.torch.adapters import called
 from kindler.frameworks.torch.loss import Judged, LossRule, Tensors
 from kindler.frameworks.torch.named_metrics import Counted, Sums
 from kindler.frameworks.torch.outputs import flat, own_loss, without_loss
@@ -177,7 +178,7 @@ class ModelLoss(LossRule):
         self.function = "model"
         self._labels = tuple(labels)
         self._divisor_of: Callable[..., Any] | None = getattr(model, "loss_divisor", None)
-        self._next_token = any(_NEXT_TOKEN.search(cls.__name__) for cls in type(model).__mro__)
+        self._next_token = any(_NEXT_TOKEN.search(cls.__name__) for cls in type(called(model)).__mro__)
 
     @property
     def declared(self) -> bool:

@@ -12,6 +12,7 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 
 from kindler.errors import ConfigError, DataError
 from kindler.frameworks.creators import call
+from kindler.frameworks.torch import private
 from kindler.frameworks.torch.loss import Judged, LossRule
 from kindler.frameworks.torch.named_metrics import Counted, Gathered, named
 from kindler.frameworks.torch.spec import is_creator, no_metric
@@ -55,7 +57,7 @@ class Counter:
         self._fixed = device.type == "cuda" and model is None
         self._known: dict[str, float] = {}
         self._seen: dict[str, float] = {}  # of the batch that is being counted
-        self._recorded: dict[str, float] = {}  # of each step that a graph replays
+        self._recorded: list[_Recorded] = []  # since `recorded` was called
         self._sums: dict[str, tuple[Any, Any]] = {}
         self._paths: dict[str, str] = {}
         self._newest: set[str] = set()
@@ -69,17 +71,32 @@ class Counter:
         capturing = self._fixed and torch.cuda.is_current_stream_capturing()
         self._seen = {}
         self._plus("loss", judged.total, judged.weight)
-        if self._states or self._functions or self._gathered:
-            with torch.no_grad():
-                self._measure(outputs, targets, rows)
+        kept: tuple[Any, Any] | None = None
+        with torch.no_grad():
+            if self._functions:
+                self._measure(_plain(outputs), targets, rows)
+            if self.has_states:
+                kept = _plain(outputs), targets
+                if not capturing:
+                    self._keep(*kept)
         if capturing:  # recorded, not computed
-            self._recorded = self._seen
+            self._recorded.append(_Recorded(self._seen, kept))
         else:
             self._note(rows, self._seen)
 
-    def count(self, rows: int) -> None:
-        """A recorded step has added their loss and metrics."""
-        self._note(rows, self._recorded)
+    def recorded(self) -> list[_Recorded]:
+        """What was recorded in a graph since the last call, to be counted at each replay."""
+        recorded, self._recorded = self._recorded, []
+        return recorded
+
+    def count(self, rows: int, recorded: Sequence[_Recorded]) -> None:
+        """A replay has added the loss and those metrics that are sums; the others are counted here."""
+        self._rows += rows
+        for part in recorded:
+            self._note(0, part.numbers)
+            if part.kept is not None:
+                with torch.no_grad():  # the next replay writes to the same memory
+                    self._keep(*private.tree_map(_copied, part.kept))
 
     def _note(self, rows: int, numbers: Mapping[str, float]) -> None:
         self._rows += rows
@@ -262,7 +279,7 @@ class Counter:
         self._rows = self.rows_seen = self.batches = 0
 
     def _measure(self, outputs: Any, targets: tuple[torch.Tensor, ...], rows: int) -> None:
-        outputs = _plain(outputs)
+        """Metrics that are sums."""
         target = targets[0] if len(targets) == 1 else targets
         for name, function in self._functions.items():
             if isinstance(function, Counted):
@@ -271,6 +288,10 @@ class Counter:
             value = function(outputs, target)
             value = value.detach().double().mean() if isinstance(value, torch.Tensor) else float(value)
             self._plus(name, value * rows, rows)
+
+    def _keep(self, outputs: Any, targets: tuple[torch.Tensor, ...]) -> None:
+        """Metrics that keep values or states of their own."""
+        target = targets[0] if len(targets) == 1 else targets
         for name, gathered in self._gathered.items():
             states = self._gathers[name]
             states.append(gathered(outputs, target))
@@ -278,6 +299,18 @@ class Counter:
                 self._gathers[name] = gathered.joined(states)
         for metric in self._states.values():
             metric.update(*_metric_arguments(metric, outputs, targets))
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """Of a recorded pass: the numbers that are known without the GPU, and what else metrics are given."""
+
+    numbers: Mapping[str, float]
+    kept: tuple[Any, Any] | None
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _count(name: str) -> str:

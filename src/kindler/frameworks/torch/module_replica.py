@@ -19,7 +19,7 @@ from kindler.frameworks.contract import Facts, Scored, Variables
 from kindler.frameworks.labels import LabelSource
 from kindler.frameworks.rng import seed_own
 from kindler.frameworks.state_format import Buffer, ScoringModel
-from kindler.frameworks.torch import losses, optim
+from kindler.frameworks.torch import adapters, losses, optim
 from kindler.frameworks.torch import spec as specs
 from kindler.frameworks.torch import state as states
 from kindler.frameworks.torch.device import (
@@ -35,6 +35,7 @@ from kindler.frameworks.torch.generation import SAMPLING, generated
 from kindler.frameworks.torch.loss import Judge, Judged, LossRule, RowWeights, Tensors, against_row_weights
 from kindler.frameworks.torch.metrics import Counter, named_metrics
 from kindler.frameworks.torch.outputs import export, names_of, numbered, without_loss
+from kindler.frameworks.torch.tagging import CARRIED
 from kindler.frameworks.torch.trials import StepGuard, TriedLoss, TriedModel
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class ModuleReplica(BaseReplica):
         self._schedules: optim.Schedules | None = None
         self._looked_at_buffers = False
         self._freezer = states.Freezer()
+        self._base = adapters.Frozen.below(self.model, spec.model)
 
     spec_type: type[specs.TorchSpec] = specs.TorchSpec
     check = staticmethod(specs.check)
@@ -121,7 +123,8 @@ class ModuleReplica(BaseReplica):
     def scoring_model(
         cls, spec: specs.TorchSpec, live: Any, state: Callable[[], bytes], before: ScoringModel | None
     ) -> ScoringModel:
-        return states.scoring_model(spec, None if live is None else live.model, state(), before)
+        own = None if live is None else live._model_state
+        return states.scoring_model(spec, own, state(), before)
 
     @property
     def on_gpu(self) -> bool:
@@ -396,6 +399,7 @@ class ModuleReplica(BaseReplica):
         loss = self._learning_loss()
         return {
             "model": self._model_state(),
+            **({} if self._base is None else {"base": self._base.sha256}),
             "loss": loss.state_dict() if loss is not None else None,
             "trained": states.trained(self._modules()),
             "resting": sorted(self._modes.resting),
@@ -410,6 +414,10 @@ class ModuleReplica(BaseReplica):
         return self.spec.optimizer is not None
 
     def _model_state(self) -> dict[str, Any]:
+        state: dict[str, Any] = self._whole_state()
+        return state if self._base is None else self._base.without(state)
+
+    def _whole_state(self) -> dict[str, Any]:
         return self.model.state_dict()
 
     def _optimizer_fields(self) -> dict[str, Any]:
@@ -427,7 +435,9 @@ class ModuleReplica(BaseReplica):
     def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
         fields = states.parse(data)
         self._freezer.wait()
-        self.model.load_state_dict(fields["model"])
+        if self._base is not None:
+            self._base.check(fields.get("base"))
+        ModuleReplica._load_model(self, fields["model"])
         if weights_only_model:
             return
         loss = self._learning_loss()
@@ -472,19 +482,25 @@ class ModuleReplica(BaseReplica):
     def trained_model(self) -> torch.nn.Module:
         return self.model.eval()
 
+    def merged_model(self) -> torch.nn.Module:
+        if self._base is None:
+            raise ConfigError("merge: this model has no adapters.\nHint: get_model() returns it as it is.")
+        return adapters.merged(self.model)
+
     def weights(self) -> bytes:
         return states.save_weights(self._model_state())
 
     def digests(self) -> dict[str, str]:
         tensors = {n: t for n, t in self._model_state().items() if isinstance(t, torch.Tensor)}
-        return {name: digest(states.to_array(tensor)) for name, tensor in tensors.items()}
+        made = {name: digest(states.to_array(tensor)) for name, tensor in tensors.items()}
+        return made if self._base is None else {**made, "base": self._base.sha256}
 
     def load_weights(self, data: bytes) -> None:
         self._freezer.wait()
         self._load_model(states.parse_weights(data))
 
     def _load_model(self, state: Mapping[str, torch.Tensor]) -> None:
-        self.model.load_state_dict(state)
+        (self.model.load_state_dict if self._base is None else self._base.load)(state)
 
     def predict(self, features: tuple[Array, ...]) -> list[Array]:
         self._modes.evaluate()
@@ -496,7 +512,7 @@ class ModuleReplica(BaseReplica):
     def predict_all(self, batches: Iterable[tuple[Array, ...]]) -> Iterator[Scored]:
         if SAMPLING in self._names:
             self._modes.evaluate()
-            yield from generated(self.model, batches, self._names, self._precision)
+            yield from generated(adapters.called(self.model), batches, self._names, self._precision)
             return
         if not self.on_gpu:
             yield from super().predict_all(batches)
@@ -522,6 +538,10 @@ class ModuleReplica(BaseReplica):
 
     def _scored(self, features: tuple[Array, ...]) -> Any:
         carried = self._stager.to_device(features) if self.on_gpu else self._tensors(features)
+        if CARRIED in self._names:
+            inputs = self._inputs(carried)
+            rows = inputs.pop(CARRIED)
+            return {**without_loss(self._called(self._compiled, inputs)), CARRIED: rows}
         outputs = self._forward(carried)
         own = self.spec.inputs == "kwargs" or self.spec.loss == "model"
         return without_loss(outputs) if own else outputs

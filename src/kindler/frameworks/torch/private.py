@@ -18,6 +18,13 @@ fused_adam_, fused_adamw_ = torch._fused_adam_, torch._fused_adamw_
 tree_leaves, tree_map = _pytree.tree_leaves, _pytree.tree_map
 
 
+def compile_error() -> type[Exception]:
+    """Of a model that `torch.compile` cannot compile."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    return TorchDynamoException
+
+
 def is_watched(optimizer: Any) -> bool:
     """Whether `step` does more than move parameters."""
     return bool(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pickle
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,16 @@ from kindler.frameworks.torch.device import backward_on, preload, resolve_device
 from kindler.frameworks.torch.exchange import GradientSync, TorchExchange
 from kindler.frameworks.torch.exchange_slices import DividedOptimizer, against_division, division_of
 from kindler.frameworks.torch.gather import Gather
-from kindler.frameworks.torch.graphs import GraphedStep, facts_of, numbers_in_python, set_capturable, why_not
+from kindler.frameworks.torch.graphs import (
+    FastestWay,
+    GraphedStep,
+    Way,
+    facts_of,
+    moves_in_graph,
+    numbers_in_python,
+    set_capturable,
+    why_not,
+)
 from kindler.frameworks.torch.loss import Tensors
 from kindler.frameworks.torch.losses import LossList
 from kindler.frameworks.torch.module_replica import ModuleReplica, row_weight_complaints
@@ -51,7 +61,9 @@ class TorchReplica(ModuleReplica):
         scales = spec.precision == "fp16"
         self._scaler = torch.amp.GradScaler(self.device.type) if scales else None
         self._graphs: GraphedStep | None = None
-        self._chosen = False
+        self._ways: FastestWay | None = None
+        self._way = Way()
+        self._chosen = self._moves_in_graph = False
         self._now: Batch
         self._kept_buffers: list[torch.Tensor] = []
         self._begins: dict[tuple[float, torch.dtype], torch.Tensor] = {}
@@ -202,7 +214,30 @@ class TorchReplica(ModuleReplica):
         if not batch.global_rows:
             return
         fresh = self._begin_step()
-        if (graphs := self._graphed()) is not None:
+        graphs = self._graphed()
+        if self._ways is None:
+            self._step_through(graphs, batch, fresh)
+            return
+        # Backward is compiled after the loss was counted.
+        counted = self._counted() if self._way.compiled else None
+        try:
+            with self._ways.timed(batch.rows):
+                self._step_through(graphs, batch, fresh)
+        except private.compile_error():
+            if counted is not None:
+                self._count_on_from([counted])
+            self._ways.give_up(compiled=True)
+            self._go_way(self._ways)
+            self.train_step(batch)
+            return
+        if graphs is not None and graphs.problem is not None:
+            self._ways.give_up(recorded=True)
+        self._go_way(self._ways)
+
+    def _step_through(
+        self, graphs: GraphedStep | None, batch: Batch, fresh: list[torch.nn.Parameter]
+    ) -> None:
+        if graphs is not None and batch.rows and not fresh and not self._tries_loss:
             self._replayed(graphs, batch)
             return
         if batch.rows:
@@ -229,26 +264,60 @@ class TorchReplica(ModuleReplica):
         self._move()
         self._count_rows(batch)
 
+    @property
+    def _tries_loss(self) -> bool:
+        return self.spec.accumulation_steps > 1 and self._tried is not None and not self._tried.over
+
     def _graphed(self) -> GraphedStep | None:
         if not self._chosen and self.spec.compile in ("auto", "graphs"):
             reason = why_not(
                 self.spec,
-                self.optimizer,
                 self.device,
-                several=self._exchange is not None or self._fully is not None,
-                stateful_metrics=self.counter.has_states,
+                gathers=self._others is not None and self.loss.unknown,
+                divided=self._fully is not None,
                 skips=self._guard is not None and self._guard.skips,
             )
+            self._set_capturable(self.optimizer)
             self._note_mode(reason)
-            if reason is None:
-                loss = self.loss.function
-                parts = [self.model, *([loss] if isinstance(loss, torch.nn.Module) else [])]
-                self._graphs = GraphedStep(self._whole_step, self._facts, partial(numbers_in_python, *parts))
+            if self.spec.compile == "auto" and self.on_gpu and self._others is None:
+                self._ways = FastestWay(records=reason is None)
+                self._go_way(self._ways)
+            elif reason is None:
+                self._graphs = self._new_graphs()
         self._chosen = True
         return self._graphs
 
+    def _new_graphs(self) -> GraphedStep:
+        loss = self.loss.function
+        parts = [self.model, *([loss] if isinstance(loss, torch.nn.Module) else [])]
+        return GraphedStep(self._recorded, self._facts, partial(numbers_in_python, *parts))
+
+    def _go_way(self, ways: FastestWay) -> None:
+        """Compute steps in the way that is tried next, or in the fastest."""
+        if self._way != ways.now:
+            if ways.now.compiled != self._way.compiled:
+                self.__dict__["_compiled"] = self._compiled_steps() if ways.now.compiled else self.model
+            self._graphs = self._new_graphs() if ways.now.recorded else None
+            self._way = ways.now
+        if ways.over:
+            self._ways = None
+            if ways.now != Way():  # of eager steps it is known why
+                self.mode = str(ways.now)
+
+    def _compiled_steps(self) -> Callable[..., Any]:
+        compiled: Callable[..., Any] = torch.compile(self.model)
+
+        def called(*inputs: Any, **named: Any) -> Any:  # compiling takes long, and again for evaluation
+            model = compiled if torch.is_grad_enabled() else self.model
+            return model(*inputs, **named)
+
+        return called
+
     def _set_capturable(self, optimizer: torch.optim.Optimizer) -> None:
-        set_capturable(optimizer, self.device, wanted=self.spec.compile in ("auto", "graphs"))
+        exchanged = self._exchange is not None or self._others is not None
+        self._moves_in_graph = moves_in_graph(self.spec, optimizer, exchanged=exchanged)
+        wanted = self._moves_in_graph and self.spec.compile in ("auto", "graphs")
+        set_capturable(optimizer, self.device, wanted=wanted)
 
     def _note_mode(self, problem: str | None) -> None:
         if problem is not None and self.spec.compile == "graphs":
@@ -260,29 +329,60 @@ class TorchReplica(ModuleReplica):
         self.mode = "graphs" if problem is None else f"eager: {problem}"
 
     def _replayed(self, graphs: GraphedStep, batch: Batch) -> None:
-        self.loss.look(self._label_source(batch))
         self._freezer.wait()
         self._now = batch
-        if graphs.run(self._tensors(batch.features), self._tensors(batch.labels)):
-            self.counter.count(batch.rows)  # the rest of what `add` does is in the graph
+        features, labels = self._tensors(batch.features), self._tensors(batch.labels)
+        replayed, (counted, grads, filled) = graphs.run(features, labels, self._decided(batch))
+        if replayed:
+            self.counter.count(batch.rows, counted)
+            for parameter, grad in zip(self.parameters.held, grads, strict=True):
+                parameter.grad = grad
             if self._guard is not None:
                 self._guard.replayed(
                     self.step + 1, self.counter.loss_total(), self._label_source(batch), batch.rows
                 )
         elif graphs.problem is not None:
             self._note_mode(graphs.problem)
-        self.step += 1
+        if self._exchange is not None:
+            self._exchange.finish(filled)
+        if self._moves_in_graph:
+            self.step += 1
+        else:
+            self._move()
         self._count_rows(batch)
 
-    def _whole_step(self, features: Tensors, labels: Tensors) -> None:
-        for parameter in self.parameters.held:  # a recording that failed has left some
+    def _recorded(self, features: Tensors, labels: Tensors) -> tuple[Any, ...]:
+        """The step, or its part up to the gradients.
+
+        Returns what a replay counts, the gradients, and what is laid out for the exchange.
+        """
+        held = self.parameters.held
+        for parameter in held:  # a recording that failed has left some
             parameter.grad = None
-        self._backward(self._now, features, labels)
-        self._clip(self.parameters.held)
-        step_optimizer(self.optimizer)
+        self.counter.recorded()
+        filled = None
+        if self._exchange is None:
+            weight = self._passes(self._now, features, labels)
+            self._average(weight)
+        else:
+            with self._exchange.paused():
+                weight = self._passes(self._now, features, labels)
+            filled = self._exchange.fill(weight if self.loss.weighted else None)
+        if self._moves_in_graph:
+            self._clip(held)
+            step_optimizer(self.optimizer)
+        return self.counter.recorded(), [parameter.grad for parameter in held], filled
+
+    def _decided(self, batch: Batch) -> tuple[Any, ...]:
+        """What a recording takes for granted: the rows of all, and in which passes all labels count."""
+        source, counts = self._label_source(batch), []
+        for start, stop in self._cuts(batch.rows):
+            self.loss.look(source.part(start, stop) if stop - start < batch.rows else source)
+            counts.append(self.loss.all_count)
+        return batch.global_rows, *counts
 
     def _facts(self) -> Any:
-        return facts_of(self.optimizer, self.parameters.held), self.loss.all_count
+        return facts_of(self.parameters.held, self.optimizer if self._moves_in_graph else None)
 
     def gradients(self, batch: Batch) -> Gradients:
         self._begin_step()
@@ -403,19 +503,32 @@ class TorchReplica(ModuleReplica):
         if self._scaler is not None and fields.get("scaler"):
             self._scaler.load_state_dict(fields["scaler"])
 
-    def _model_state(self) -> dict[str, Any]:
-        state: dict[str, Any] = self.model.state_dict() if self._fully is None else self._fully.model_state()
-        return state
+    def _whole_state(self) -> dict[str, Any]:
+        return super()._whole_state() if self._fully is None else self._fully.model_state()
 
     def _load_model(self, state: Mapping[str, torch.Tensor]) -> None:
-        (self.model.load_state_dict if self._fully is None else self._fully.load_model)(state)
+        (super()._load_model if self._fully is None else self._fully.load_model)(state)
 
     def _backward(self, batch: Batch, features: Tensors, labels: Tensors) -> float | torch.Tensor:
         """Returns the weight of this rank's mean; if fused, `grad` then holds the mean over all ranks."""
-        source = self._label_source(batch)
-        passes = min(self.spec.accumulation_steps, batch.rows)
+        weight = self._passes(batch, features, labels)
+        if self._exchange is not None:
+            self._exchange.finish()
+        elif self.loss.weighted:
+            self._average(weight)
+            return weight
+        return batch.rows
+
+    def _average(self, weight: float | torch.Tensor) -> None:
+        """By this rank's weight, or that of all where parameters are divided among them."""
+        if self.loss.weighted:
+            self._divide(weight if self._fully is None else self._fully.total(float(weight)))
+
+    def _passes(self, batch: Batch, features: Tensors, labels: Tensors) -> float | torch.Tensor:
+        """Forward and backward; returns the weight of the step's loss."""
+        source, cuts = self._label_source(batch), self._cuts(batch.rows)
         _ = self.loss
-        is_cut = passes > 1 or self._others is not None
+        is_cut = len(cuts) > 1 or self._others is not None
         at_once = self._fully is not None or self.spec.process_group  # all ranks call the model, or none
         if self._trial is not None and not self._trial.over and is_cut and not at_once:
             self._modes.evaluate()
@@ -424,11 +537,10 @@ class TorchReplica(ModuleReplica):
             self._modes.train()
         weight: float | torch.Tensor = 0.0
         unit = 1.0
-        for number in range(passes):
-            if passes == 1:
+        for number, (start, stop) in enumerate(cuts, start=1):
+            if len(cuts) == 1:
                 judged = self._judge(features, labels, batch.rows, source)
             else:
-                start, stop = (batch.rows * place // passes for place in (number, number + 1))
                 parts = [tuple(t[start:stop] for t in tensors) for tensors in (features, labels)]
                 judged = self._judge(parts[0], parts[1], stop - start, source.part(start, stop))
             if judged.opaque and self._others is not None:
@@ -438,18 +550,18 @@ class TorchReplica(ModuleReplica):
             weight = weight + judged.weight
             share = 1.0 if self.loss.sums else judged.scale / unit
             waits: AbstractContextManager[Any] = nullcontext()
-            if self._exchange is not None and number + 1 < passes:
+            if self._exchange is not None and number < len(cuts):
                 waits = self._exchange.paused()  # only the last backward of a step lets gradients travel
             elif self._exchange is not None and self.loss.weighted:
                 self._exchange.weigh(weight / unit)
             with waits:
                 self._descend(judged.loss, share)
-        if self._exchange is not None:
-            self._exchange.finish()
-        elif self.loss.weighted:
-            self._divide(weight / unit if self._fully is None else self._fully.total(float(weight / unit)))
-            return weight / unit
-        return batch.rows
+        return weight / unit
+
+    def _cuts(self, rows: int) -> list[tuple[int, int]]:
+        """The rows of each pass."""
+        passes = min(self.spec.accumulation_steps, rows)
+        return list(pairwise(rows * place // passes for place in range(passes + 1)))
 
     def _descend(self, loss: torch.Tensor, share: float) -> None:
         """Starting backward with the share saves a kernel each way, which counts for small models on GPUs."""

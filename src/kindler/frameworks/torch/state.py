@@ -332,7 +332,7 @@ class Tracked:
 
 
 def scoring_model(
-    spec: Any, live: torch.nn.Module | None, state: bytes, before: ScoringModel | None
+    spec: Any, live: Callable[[], dict[str, Any]] | None, state: bytes, before: ScoringModel | None
 ) -> ScoringModel:
     """Without its tensors' memory, which follows as it is.
 
@@ -344,7 +344,7 @@ def scoring_model(
         return _packed_with_tensors(slim, before)
     packed = pickle_for_workers(slim)
     if live is not None:
-        return ScoringModel.of(packed, dump({"model": live.state_dict()}), before)
+        return ScoringModel.of(packed, dump({"model": live()}), before)
     if not state:
         return ScoringModel.of(packed, b"", before)
     known = before is not None and before.of_state is state
