@@ -71,6 +71,7 @@ _FOR = {
     "tfrecord": "[TFRecord files](guides/tfrecord.md), without TensorFlow; part of the core",
     "images": "`read_images`, `kindler.data.images`",
     "huggingface": "[models of Hugging Face](guides/huggingface.md)",
+    "structured": "[answers that follow a JSON schema](guides/huggingface.md#structured-answers)",
     "peft": "[adapters such as LoRA](guides/huggingface.md#adapters)",
     "lightning": "[LightningModules](guides/lightning.md)",
     "all": "everything that goes together",

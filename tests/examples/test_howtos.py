@@ -69,6 +69,7 @@ def test_a_program_prints_what_its_page_shows(program: Path, printed: Printed) -
     ("program", "what", "least"),
     [
         ("finetune_text.py", "test accuracy", 0.7),
+        ("adapt_text.py", "phones: .*before,", 90),
         ("image_folder.py", "test accuracy", 0.9),
         ("tabular_categories.py", "test AUC", 0.75),
         ("two_tower.py", "recall at 10", 0.2),

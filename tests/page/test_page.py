@@ -78,7 +78,7 @@ def test_the_lineage_leads_from_the_data_to_the_requests(page: Watched) -> None:
     flows = opened.locator(".lineage .flow")
 
     assert flows.count() == 2  # a fit each
-    assert flows.nth(0).locator("b").all_text_contents() == ["Data", "Fit"]
+    assert flows.nth(0).locator("b").all_text_contents() == ["Data", "Fit", "Version"]
     assert flows.nth(1).locator("b").all_text_contents() == ["Data", "Fit", "Version", "Tags", "Requests"]
     expect(flows.nth(0)).to_contain_text("64 rows")
     expect(flows.nth(0)).to_contain_text("from a creator")

@@ -84,7 +84,7 @@ def test_help_documents_every_field_of_a_group(group: Any) -> None:
 
 @pytest.mark.parametrize(
     ("call", "most"),
-    [*((call, 16) for call in (*CONSTRUCTORS, Estimator.fit)), (Estimator.predict, 10)],
+    [*((call, 16) for call in (*CONSTRUCTORS, Estimator.fit)), (Estimator.predict, 13)],
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_a_signature_can_be_read_at_a_glance(call: Any, most: int) -> None:
