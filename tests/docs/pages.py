@@ -1,6 +1,6 @@
 """The code of a Markdown page, and a program that runs it.
 
-    python tests/docs/pages.py PAGE... > report.json
+    python tests/docs/pages.py PAGE... > report.jsonl
 
 A page's ```python blocks run in order and share their names. A ```text block right after one is what it must
 print, with "..." for any text. A block that is an included example (`--8<--`) is run by `tests/examples`, and
@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import doctest
+import faulthandler
 import io
 import json
 import os
 import re
 import subprocess
 import sys
+import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,7 @@ __all__ = ["Block", "blocks", "needs_compat", "problem", "run", "runs", "starts_
 
 ROOT = Path(__file__).parents[2]
 _PATHS = ("src", "packages/kindler-tfrecord/src", "packages/kindler-compat/src", ".")
+_SLOW_S = 300  # a page that takes longer shows where it is
 _COMPAT = re.compile(r"kindler\.compat|from_graph|from_model_fn|from_mxnet")
 
 _FENCE = re.compile(r"^```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
@@ -98,22 +101,28 @@ def starts_spark(page: Path) -> bool:
     return any("kindler.init" in block.code for block in blocks(page.read_text()) if not block.not_run)
 
 
-def run(pages: list[Path], folder: Path, **environ: str) -> dict[str, str | None]:
+def run(pages: list[Path], folder: Path, limit_s: float = 900, **environ: str) -> dict[str, str | None]:
     """What went wrong on each page; all run in one process, in that folder."""
-    done = subprocess.run(
-        [sys.executable, __file__, *map(str, pages)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in _PATHS), **environ},
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    outcomes: dict[str, str | None] = json.loads(done.stdout)
-    return outcomes
+    with (folder / "report.jsonl").open("w+") as report, (folder / "errors").open("w+") as errors:
+        with contextlib.suppress(subprocess.TimeoutExpired):  # which pages came to their end is in the report
+            subprocess.run(
+                [sys.executable, __file__, *map(str, pages)],
+                cwd=folder,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in _PATHS), **environ},
+                stdout=report,
+                stderr=errors,
+                timeout=limit_s,
+            )
+        report.seek(0)
+        found: dict[str, str | None] = dict(json.loads(line)[:2] for line in report)
+        errors.seek(0)
+        said = errors.read()[-4000:]
+    ended = f"the process of the pages ended on this page, or before it, or had no more of its {limit_s:.0f} s:\n{said}"
+    return {str(page): found.get(str(page), ended) for page in pages}
 
 
 def main(pages: list[str]) -> None:
+    """Print a line of JSON for each page: its path, its problem, and the seconds that it took."""
     import pytest
 
     from tests.warm import inherit_imports
@@ -121,8 +130,13 @@ def main(pages: list[str]) -> None:
     inherit_imports(pytest.MonkeyPatch())
     report = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):
-        found = {page: problem(Path(page)) for page in pages}
-    json.dump(found, report)
+        for page in pages:
+            began = time.monotonic()
+            faulthandler.dump_traceback_later(_SLOW_S)
+            found = problem(Path(page))
+            faulthandler.cancel_dump_traceback_later()
+            report.write(json.dumps([page, found, round(time.monotonic() - began, 1)]) + "\n")
+            report.flush()
 
 
 if __name__ == "__main__":

@@ -32,6 +32,8 @@ from kindler.errors import ConfigError, StartTimeoutError, TrainingError
 from kindler.frame import ChannelClosed, Frame
 from kindler.temporary import Folder
 
+# Workers find these imported; numpy imports its masked arrays when they are first needed, such as by `np.unique`.
+_PRELOAD = ("kindler.engine.worker", "numpy.ma")
 _TAIL_LINES = 40
 _STACKS_LOOKS = 5
 _PASSED_UP = (
@@ -247,7 +249,7 @@ class Supervisor:
     def _fetch_child(self) -> None:
         job = self._job
         recipe = fork_server.Recipe(
-            preload=job.preload, environment=job.environment, idle_s=job.settings.idle_s
+            preload=(*_PRELOAD, *job.preload), environment=job.environment, idle_s=job.settings.idle_s
         )
         try:
             child = fork_server.start_child(

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import datetime, timezone
-from functools import partial
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -155,7 +155,7 @@ def record(
         "config": {name: value for name, value in user_config.items() if isinstance(value, Plain)},
         **made,
         "code": code,
-        "packages": _packages(),
+        "packages": dict(_packages()),
         "machine": {"system": platform.platform(), "processor": _processor()},
         "metrics": {name: value for name, value in metrics.items() if name not in BOOKKEEPING},
     }
@@ -288,7 +288,8 @@ def _commit(file: str | None) -> dict[str, Any]:
     return {"commit": commits[0], "changed": changed} if commits and commits[0] != "(initial)" else {}
 
 
-def _packages() -> dict[str, str]:
+@cache  # each is a file to parse, and the processes of this program have imported what is installed now
+def _packages() -> Mapping[str, str]:
     versions = {"python": platform.python_version()}
     for name in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):
