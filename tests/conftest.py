@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,9 @@ from tests.java_options import set_java_options
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 set_java_options()
+# A shell ignores it for what it starts in the background, and so would the programs of the tests.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Threads of OpenMP that wait for each other leave their core to the tests beside them.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 

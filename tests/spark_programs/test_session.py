@@ -226,6 +226,7 @@ def test_a_start_that_fails_or_is_interrupted_leaves_no_java_and_the_next_one_wo
             os.kill(os.getpid(), signal.SIGINT)
 
         for stage in stages:
+            assert SparkContext._active_spark_context is None, "the start before has left its context"
             before, known = dict(os.environ), {p.pid for p in alive()}
             watcher = threading.Thread(target=interrupt, args=(stage,), daemon=True)
             watcher.start()

@@ -515,7 +515,7 @@ def test_too_many_prompts_are_refused_until_there_is_room(server: Served, client
 
 def test_text_models_are_listed_with_what_they_count(server: Served, client: Any) -> None:
     assert [model.id for model in client.models.list()] == sorted(
-        ["gpt", "llama", "t5", "bytes", "endless", "vectors"]
+        ["gpt", "json", "llama", "t5", "bytes", "endless", "vectors"]
     )
     before = gauge(server, "generated_tokens_total", "llama"), gauge(server, "prompt_tokens_total", "llama")
     client.completions.create(model="llama", prompt="a film was", max_tokens=1, temperature=0)

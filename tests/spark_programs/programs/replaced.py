@@ -70,10 +70,9 @@ class Dies(kindler.callbacks.Callback):
 
     def task(self) -> list[psutil.Process]:
         """Spark's Python processes of this executor."""
-        server = psutil.Process().parent()
-        assert server is not None
-        daemon = psutil.Process(json.loads(server.cmdline()[-1])["owner"])
-        return [process for process in daemon.children() if process.cmdline() == daemon.cmdline()]
+        children = executor().children()
+        daemons = [process for process in children if "pyspark.daemon" in process.cmdline()]
+        return [task for one in daemons for task in one.children() if task.cmdline() == one.cmdline()]
 
 
 def train(folder: Path, data: Any, deaths: dict[int, tuple[int, str]]) -> dict[str, Any]:

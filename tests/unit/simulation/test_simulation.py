@@ -26,8 +26,8 @@ from tests.unit.simulation.world import world
 from tests.whole import WHOLE
 
 ROOT = Path(__file__).parents[3]
-SEEDS = 10_000 if WHOLE else 2_000
-FITS = 10_000 if WHOLE else 1_000  # each takes as long as three others
+SEEDS = 10_000 if WHOLE else 1_000
+FITS = 10_000 if WHOLE else 500  # each takes as long as three others
 PLANTED = 1_000  # seeds, in which a planted defect must show
 
 
