@@ -103,12 +103,13 @@ def starts_spark(page: Path) -> bool:
 
 def run(pages: list[Path], folder: Path, limit_s: float = 900, **environ: str) -> dict[str, str | None]:
     """What went wrong on each page; all run in one process, in that folder."""
+    paths = os.pathsep.join(str(ROOT / part) for part in _PATHS)
     with (folder / "report.jsonl").open("w+") as report, (folder / "errors").open("w+") as errors:
         with contextlib.suppress(subprocess.TimeoutExpired):  # which pages came to their end is in the report
             subprocess.run(
                 [sys.executable, __file__, *map(str, pages)],
                 cwd=folder,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in _PATHS), **environ},
+                env={**os.environ, "PYTHONPATH": paths, **environ},
                 stdout=report,
                 stderr=errors,
                 timeout=limit_s,
@@ -117,7 +118,7 @@ def run(pages: list[Path], folder: Path, limit_s: float = 900, **environ: str) -
         found: dict[str, str | None] = dict(json.loads(line)[:2] for line in report)
         errors.seek(0)
         said = errors.read()[-4000:]
-    ended = f"the process of the pages ended on this page, or before it, or had no more of its {limit_s:.0f} s:\n{said}"
+    ended = f"its process ended on this page or before it, or after {limit_s:.0f} s:\n{said}"
     return {str(page): found.get(str(page), ended) for page in pages}
 
 

@@ -8,7 +8,7 @@ import contrastive
 import numpy as np
 import problems
 import pytest
-from flavour import FLAVOUR, one_unless_whole, unless_whole
+from flavour import FLAVOUR, one_unless_whole, two_unless_whole
 
 from kindler import Estimator
 from kindler.errors import ConfigError
@@ -37,7 +37,7 @@ def estimator(kind: str, workers: int, **config: Any) -> Estimator:
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param("gathers", marks=unless_whole("torch", "tensorflow", "tf_keras")),
+        pytest.param("gathers", marks=two_unless_whole),
         pytest.param("steps", marks=one_unless_whole),
     ],
 )

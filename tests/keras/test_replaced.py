@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import problems
 import pytest
-from flavour import FLAVOUR, KERAS, one_is_enough, tensorflow_only
+from flavour import FLAVOUR, KERAS, one_is_enough, one_unless_whole, tensorflow_only
 
 from kindler import Checkpoints, Estimator, History, RunSettings
 
@@ -197,12 +197,12 @@ def undisturbed() -> Any:
     [
         ((1,), 2, "on_train_batch_end", FALL),
         ((0,), 2, "on_train_batch_end", FALL),
-        ((0, 2), 3, "on_train_batch_end", FALL),  # several at once
-        ((1,), 2, "on_train_batch_end", LAST_OF_EPOCH),  # the others are at the end of the epoch
+        pytest.param((0, 2), 3, "on_train_batch_end", FALL, marks=one_unless_whole),  # several at once
+        pytest.param((1,), 2, "on_train_batch_end", LAST_OF_EPOCH, marks=one_unless_whole),
         ((1,), 2, "on_epoch_begin", LAST_OF_EPOCH),  # with no step of its own in this epoch
-        ((0,), 2, "on_test_begin", LAST_OF_EPOCH),
-        ((0,), 2, "on_epoch_end", LAST_OF_EPOCH),
-        ((1,), 2, "on_epoch_end", EPOCHS * STEPS),
+        pytest.param((0,), 2, "on_test_begin", LAST_OF_EPOCH, marks=one_unless_whole),
+        pytest.param((0,), 2, "on_epoch_end", LAST_OF_EPOCH, marks=one_unless_whole),
+        pytest.param((1,), 2, "on_epoch_end", EPOCHS * STEPS, marks=one_unless_whole),
     ],
 )
 def test_survivors_keep_their_process_and_the_run_ends_as_if_undisturbed(

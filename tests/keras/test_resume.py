@@ -9,7 +9,7 @@ import numpy as np
 import problems
 import pytest
 import watchers
-from flavour import FLAVOUR, KERAS, one_is_enough, unless_whole
+from flavour import FLAVOUR, KERAS, one_is_enough, one_unless_whole, unless_whole
 
 from kindler import Checkpoints, Epochs, Estimator, History, Prepare, RunSettings
 from tests.whole import whole_only
@@ -77,7 +77,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]
     return figures(history), est.get_model().get_weights()
 
 
-@unless_whole("torch", "jax", "tf_keras")
+@unless_whole("torch", "jax")
 def test_a_run_whose_worker_was_killed_in_mid_epoch_ends_as_the_one_that_was_not(
     tmp_path: Path, whole: Any
 ) -> None:
@@ -91,7 +91,10 @@ def test_a_run_whose_worker_was_killed_in_mid_epoch_ends_as_the_one_that_was_not
 
 
 @unless_whole("torch", "tensorflow")
-@pytest.mark.parametrize("batch", [3, 4], ids=["in mid-epoch", "after an epoch"])
+@pytest.mark.parametrize(
+    "batch",
+    [pytest.param(3, id="in mid-epoch"), pytest.param(4, id="after an epoch", marks=one_unless_whole)],
+)
 def test_a_run_whose_worker_gets_sigterm_goes_on_where_it_was(
     tmp_path: Path, whole: Any, caplog: pytest.LogCaptureFixture, batch: int
 ) -> None:

@@ -221,6 +221,7 @@ def test_a_virtual_dataset_may_be_a_tf_data_dataset(om: Store) -> None:
     ]
 
 
+@flavour.two_unless_whole
 def test_an_estimator_is_made_again_to_the_bit(om: Store, model: Any, tmp_path: Path) -> None:
     x = np.random.default_rng(0).random((60, 4), np.float32)
     pq.write_table(pa.table({"x": list(x), "y": np.arange(60) % 2}), tmp_path / "rows.parquet")

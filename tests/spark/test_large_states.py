@@ -15,7 +15,7 @@ from kindler import Estimator, RunSettings
 from kindler.callbacks import Callback
 from kindler.errors import ConfigError
 from tests.listening import listeners, wildcards
-from tests.whole import WHOLE
+from tests.whole import WHOLE, whole_only
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("no_workers_left")]
 
@@ -60,6 +60,7 @@ def frame(spark: Any) -> Any:
     return spark.createDataFrame(ROWS, "x float, y float")
 
 
+@whole_only
 @pytest.mark.slow
 def test_a_state_of_hundreds_of_megabytes_returns_and_goes_out_again(frame: Any) -> None:
     est = wide(LARGE, "driver")

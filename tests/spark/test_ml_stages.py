@@ -22,6 +22,7 @@ from torch import nn
 from kindler import Estimator
 from kindler.errors import ConfigError, NotFittedError, UntrustedError
 from kindler.ml import KindlerEstimator, KindlerModel, trusting
+from tests.whole import whole_only
 
 pytestmark = pytest.mark.spark
 
@@ -290,6 +291,7 @@ def test_a_saved_model_is_little_larger_than_its_weights(tmp_path: Path, spark: 
     assert size <= 1.2 * raw + 100_000
 
 
+@whole_only
 def test_validators_pick_the_better_rate_and_save_its_model(assembled: Any, tmp_path: Path) -> None:
     stage = estimator().as_stage(
         inputCol="features", labelCol="label", epochs=3, batchSize=20, shapes={"label": (1,)}, seed=1

@@ -16,6 +16,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from kindler import Estimator  # the changed line
+from tests.whole import whole_only
 
 pytestmark = pytest.mark.spark
 
@@ -85,6 +86,7 @@ def test_creators_with_a_config(df: Any) -> None:
     assert accuracy(est.predict(data=df, feature_cols=["image"])) > 0.9
 
 
+@whole_only
 def test_the_guides_own_mixture_of_an_instance_and_a_creator(df: Any) -> None:
     model = LeNet()
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.spark_programs.cluster import Cluster
 from tests.spark_programs.conftest import PROGRAMS
-from tests.whole import WHOLE
+from tests.whole import WHOLE, whole_only
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -88,6 +88,7 @@ def test_a_stage_is_read_in_a_new_process(on_two_slots: dict[str, Any], project:
     assert printed(project, "../layout/read.py", str(project / "work"), cwd="elsewhere") == TENS
 
 
+@whole_only
 @pytest.mark.slow
 @pytest.mark.cluster
 def test_a_module_run_by_name_is_found_on_the_executors_of_a_cluster(cluster: Cluster, project: Path) -> None:

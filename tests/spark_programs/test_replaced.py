@@ -8,13 +8,14 @@ import pytest
 
 from tests.spark_programs.cluster import Cluster
 from tests.spark_programs.conftest import last_line, run_programs
+from tests.whole import whole_only
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(600)]
 
 STEPS, LOSSES = 21, 4
 
 
-@pytest.fixture(scope="module", params=["frame", "files"])
+@pytest.fixture(scope="module", params=["frame", pytest.param("files", marks=whole_only)])
 def told(
     request: pytest.FixtureRequest, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import pytest
 from tests.in_turn import Printed
 from tests.spark_programs import shards_seen
 from tests.spark_programs.conftest import last_line
+from tests.whole import whole_only
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -27,6 +28,7 @@ def test_frames_train_to_the_weights_of_one_process_are_scored_in_order_and_fail
     check_core_facts(seen)
 
 
+@whole_only
 def test_the_same_holds_through_spark_connect(connect_on_4_0: Printed) -> None:
     seen = last_line(connect_on_4_0("versions.py"))
 

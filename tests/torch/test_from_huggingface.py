@@ -23,6 +23,8 @@ pytest.importorskip("transformers")
 from tiny_text import classifier, continued, ending_tokenizer, generator, sentences, tokenizer
 from transformers import BertConfig, BertModel
 
+from tests.whole import whole_only
+
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
 
 TEXTS = sentences(60)["text"]
@@ -220,7 +222,7 @@ def test_regression_predicts_a_number_and_several_labels_those_above_one_half() 
 # Generation
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "t5"])
+@pytest.mark.parametrize("kind", [pytest.param("gpt2", marks=whole_only), "llama", "t5"])
 def test_greedy_answers_are_those_of_generate_one_by_one_in_any_partitioning(
     kind: str, tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ import kindler
 from kindler import Estimator, strategies
 from kindler.callbacks import Callback, DriverCallback, TensorBoard
 from tests.events import scalars
+from tests.whole import whole_only
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
 
@@ -164,6 +165,7 @@ class Steps(Timed, Callback):
         self.take(run.step + 1)
 
 
+@whole_only
 def test_a_restart_is_recovery_and_no_step_is_new_twice(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     falls = Falls(tmp_path, "die", checkpoints=folder, rank=None)

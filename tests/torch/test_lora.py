@@ -29,6 +29,8 @@ from safetensors.torch import load_file, save_file
 from tiny_text import classifier, continued, ending_tokenizer, generator, sentences, tokenizer
 from transformers import BertConfig, BertForSequenceClassification
 
+from tests.whole import whole_only
+
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
 
 TABLE = pa.table(sentences(90))
@@ -102,7 +104,7 @@ def test_one_process_trains_adapters_and_the_head_as_peft_alone_does(folder: Pat
     [
         ("allreduce", False, None),
         ("zero1", True, Optimization(accumulation_steps=3)),
-        ("fsdp", False, None),
+        pytest.param("fsdp", False, None, marks=whole_only),
     ],
 )
 def test_two_workers_train_what_one_process_does(
@@ -121,6 +123,7 @@ def named(model: Any) -> Any:
     return model.named_parameters() if isinstance(model, torch.nn.Module) else ()
 
 
+@whole_only
 def test_two_workers_with_half_precision_come_close_to_one(folder: Path) -> None:
     half = {"device": Device("cpu", precision="bf16"), "optimizer": partial(torch.optim.SGD, lr=0.3)}
     one, two = (fit(lora(folder, workers=workers, **half)) for workers in (1, 2))
@@ -150,6 +153,7 @@ def test_a_checkpoint_with_its_optimizer_is_a_small_part_of_the_base(tmp_path: P
     assert_close(again, estimator, atol=0)
 
 
+@whole_only
 def test_adapters_do_not_go_into_a_base_that_has_changed(folder: Path, tmp_path: Path) -> None:
     copied = tmp_path / "base"
     shutil.copytree(folder, copied)
@@ -300,7 +304,7 @@ def frozen(name: str) -> bool:
     return "lora_" not in name and "modules_to_save" not in name
 
 
-@pytest.mark.parametrize("isolation", ["none", "process"])
+@pytest.mark.parametrize("isolation", [pytest.param("none", marks=whole_only), "process"])
 def test_requests_for_several_adapters_at_once_get_their_own_answers(
     adapted_store: Any, isolation: str
 ) -> None:

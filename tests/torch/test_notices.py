@@ -35,6 +35,7 @@ from torch import nn
 from kindler import Estimator, RunSettings
 from kindler.callbacks import Callback
 from tests.exact import await_file
+from tests.whole import whole_only
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
 
@@ -219,7 +220,7 @@ class Counts(Callback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-@pytest.mark.parametrize("in_folder", [False, True])
+@pytest.mark.parametrize("in_folder", [pytest.param(False, marks=whole_only), True])
 def test_a_state_of_100_mb_moves_without_a_step_made_twice(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, in_folder: bool
 ) -> None:

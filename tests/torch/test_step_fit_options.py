@@ -20,6 +20,7 @@ from torch import nn
 from kindler import Checkpoints, Columns, Epochs, Estimator, RunSettings
 from kindler.callbacks import Callback
 from kindler.errors import ConfigError
+from tests.whole import whole_only
 
 lightning: Any = pytest.importorskip("lightning")
 
@@ -204,7 +205,7 @@ def given(options: Mapping[str, Any]) -> set[str]:
     return names - {"folder"}
 
 
-@pytest.mark.parametrize("kind", ["torch_step", "lightning"])
+@pytest.mark.parametrize("kind", ["torch_step", pytest.param("lightning", marks=whole_only)])
 def test_every_option_of_fit_has_its_effect_or_is_refused(kind: str, tmp_path: Path, capsys: Any) -> None:
     first: dict[str, Any] = {
         "epochs": Epochs(4, steps_per_epoch=3, validation_freq=[1]),

@@ -14,6 +14,7 @@ import pytest
 from kindler import Estimator
 from kindler.errors import ConfigError, MissingExtraError
 from kindler.types import Sampling
+from tests.whole import whole_only
 
 pytest.importorskip("transformers")
 pytest.importorskip("llguidance")
@@ -89,6 +90,7 @@ def test_an_answer_that_is_cut_says_so_and_begins_as_the_whole_one() -> None:
             json.loads(cut)
 
 
+@whole_only
 def test_a_model_of_pydantic_text_and_dict_are_the_same_schema_in_any_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

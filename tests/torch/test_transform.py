@@ -31,6 +31,7 @@ from kindler.callbacks import Callback
 from kindler.data import images
 from kindler.errors import ConfigError, DataError, UntrustedError
 from tests import exact
+from tests.whole import whole_only
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
 
@@ -127,6 +128,7 @@ def whole() -> tuple[Any, dict[str, np.ndarray]]:
     return figures(fit(est)), weights(est)
 
 
+@whole_only
 @pytest.mark.parametrize("rank", [1, None])
 def test_a_run_that_lost_a_worker_ends_as_the_one_that_was_not_interrupted(
     tmp_path: Path, whole: Any, rank: int | None

@@ -32,7 +32,7 @@ from kindler.errors import ConfigError, StartTimeoutError, TrainingError
 from kindler.frame import ChannelClosed, Frame
 from kindler.temporary import Folder
 
-# Workers find these imported; numpy imports its masked arrays when they are first needed, such as by `np.unique`.
+# Workers find these imported. numpy imports its masked arrays when it first needs them, as `np.unique` does.
 _PRELOAD = ("kindler.engine.worker", "numpy.ma")
 _TAIL_LINES = 40
 _STACKS_LOOKS = 5
