@@ -51,9 +51,8 @@ def small_model(folder):
     tokenizer.save_pretrained(folder)
 
 
-def estimator_of(model, tokenizer=None, **options):
-    optimizer = partial(torch.optim.AdamW, lr=3e-3)
-    options = {"optimizer": optimizer, "workers": 2, **options}
+def estimator_of(model, tokenizer, **options):
+    options = {"optimizer": partial(torch.optim.AdamW, lr=3e-3), "workers": 2, **options}
     return Estimator.from_huggingface(model, tokenizer, task="text-classification", **options)
 
 
@@ -78,9 +77,8 @@ def main():
             model = store.models.get("reviews")  # or the folder, or a name on the hub
             # The base has never seen some of these words: their embeddings are trained as a whole.
             adapter = Lora(rank=8, target_modules="all-linear", modules_to_save=["word_embeddings"])
-            optimizer = partial(torch.optim.AdamW, lr=1e-3)
-            tuned = estimator_of(model, f"{folder}/base", adapter=adapter, optimizer=optimizer)
-            fit(tuned, topic, epochs=15)
+            tuned = estimator_of(model, f"{folder}/base", adapter=adapter)
+            fit(tuned, topic, epochs=4)
             stored = store.models.put(tuned, f"reviews-{topic}")
             own = sum(file.size for file in stored.files if file.path == "model/adapters.safetensors")
             known = stored.meta["model_meta"]["base"]
