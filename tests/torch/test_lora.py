@@ -26,7 +26,7 @@ pytest.importorskip("transformers")
 
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from tiny_text import classifier, continued, ending_tokenizer, generator, sentences, tokenizer
+from tiny_text import classifier, continued, ending_tokenizer, generator, moved, sentences, tokenizer
 from transformers import BertConfig, BertForSequenceClassification
 
 from tests.whole import whole_only
@@ -201,16 +201,6 @@ def test_answers_with_adapters_are_those_of_the_model_alone(tmp_path: Path) -> N
     expected = [continued(model, text, 6)[0] for text in prompts]
     assert list(found) == expected
     assert expected != [continued(base, text, 6)[0] for text in prompts]
-
-
-def moved(estimator: Estimator, seed: int = 1) -> Estimator:
-    """As if it had been trained: new adapters have no effect."""
-    torch.manual_seed(seed)
-    with torch.no_grad():
-        for weight in estimator.get_model().parameters():
-            if weight.requires_grad:
-                weight.add_(torch.randn_like(weight) * 0.5)
-    return estimator
 
 
 def logits(model: Any) -> Any:

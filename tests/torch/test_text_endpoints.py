@@ -21,7 +21,7 @@ from pydantic import BaseModel, Field
 
 from kindler import Estimator, Store
 from kindler.store.keys import Keys
-from kindler.types import Sampling
+from kindler.types import Lora, Sampling
 from tests.serve.served import Served, serving
 
 pytest.importorskip("transformers")
@@ -32,6 +32,7 @@ from tiny_text import (  # noqa: E402
     generator,
     json_tokenizer,
     json_writer,
+    moved,
     sentences,
     tokenizer,
 )
@@ -80,8 +81,11 @@ def estimators() -> dict[str, Estimator]:
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     bert = BertModel(BertConfig(vocab_size=18, max_position_embeddings=32, **sizes))
 
-    def made(model: Any, tokens: Any, task: Any = "text-generation") -> Estimator:
-        return Estimator.from_huggingface(model, tokens, task=task, workers=1, device="cpu")
+    def made(model: Any, tokens: Any, task: Any = "text-generation", adapter: Any = None) -> Estimator:
+        return Estimator.from_huggingface(model, tokens, task=task, adapter=adapter, workers=1, device="cpu")
+
+    def adapted(seed: int) -> Estimator:
+        return moved(made(generator("llama"), ending_tokenizer(), adapter=Lora(rank=2)), seed)
 
     return {
         "gpt": made(generator("gpt2"), ending_tokenizer()),
@@ -90,6 +94,8 @@ def estimators() -> dict[str, Estimator]:
         "t5": made(generator("t5"), ending_tokenizer(), "text2text-generation"),
         "bytes": made(texts_of_bytes(), byte_tokenizer()),
         "endless": made(endless(), ending_tokenizer()),
+        "tuned-1": adapted(1),
+        "tuned-2": adapted(2),
         "vectors": made(bert, tokenizer(), "embedding"),
     }
 
@@ -152,7 +158,7 @@ async def until(true: Any) -> None:
             await asyncio.sleep(0.02)
 
 
-@pytest.mark.parametrize("model", ["gpt", "llama", "t5"])
+@pytest.mark.parametrize("model", ["gpt", "llama", "t5", "tuned-1", "tuned-2"])
 def test_completions_are_those_of_generate(client: Any, estimators: dict[str, Estimator], model: str) -> None:
     reply = client.completions.create(model=model, prompt=TEXTS[:6], max_tokens=9, temperature=0)
     assert [choice.text for choice in reply.choices] == generated(
@@ -515,14 +521,14 @@ def test_too_many_prompts_are_refused_until_there_is_room(server: Served, client
 
 def test_text_models_are_listed_with_what_they_count(server: Served, client: Any) -> None:
     assert [model.id for model in client.models.list()] == sorted(
-        ["gpt", "json", "llama", "t5", "bytes", "endless", "vectors"]
+        ["gpt", "json", "llama", "t5", "bytes", "endless", "tuned-1", "tuned-2", "vectors"]
     )
     before = gauge(server, "generated_tokens_total", "llama"), gauge(server, "prompt_tokens_total", "llama")
     client.completions.create(model="llama", prompt="a film was", max_tokens=1, temperature=0)
     assert gauge(server, "generated_tokens_total", "llama") == before[0] + 1
     assert gauge(server, "prompt_tokens_total", "llama") == before[1] + 3
     assert gauge(server, "first_token_seconds_count", "llama") > 0
-    assert gauge(server, "answers_total", "endless") > 0
+    assert gauge(server, "answers_total", "llama") > 0
 
 
 def test_keys_and_limits_hold_without_isolation_too(store: Path, tmp_path: Path) -> None:
