@@ -577,6 +577,9 @@ class FitRun(GangRun):
         if self.is_over:
             return
         self.excuses.add("notice")
+        crew = (self._of(self.workers, number) for number in range(self.drawn.crew))
+        if not self.drawn.has_folder and any(one is not None and one.paused for one in crew):
+            self.strain += 0.5  # who does not wake before it is given up is lost in the vote
         if rank is None:
             hub = self.gang._hub
             if hub is not None:
