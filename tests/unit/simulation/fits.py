@@ -577,11 +577,13 @@ class FitRun(GangRun):
         if self.is_over:
             return
         self.excuses.add("notice")
-        crew = (self._of(self.workers, number) for number in range(self.drawn.crew))
-        if not self.drawn.has_folder and any(one is not None and one.paused for one in crew):
-            self.strain += 0.5  # who does not wake before it is given up is lost in the vote
+        hub = self.gang._hub
+        known = hub._regrouping.absent if hub is not None and hub._regrouping is not None else {}
+        crew = {number: self._of(self.workers, number) for number in range(self.drawn.crew)}
+        gone = {number for number, process in crew.items() if process is None or process.paused}
+        if gone - known.keys() and not self.drawn.has_folder:
+            self.strain += 0.66  # whoever is lost before the driver knows it is lost in the vote
         if rank is None:
-            hub = self.gang._hub
             if hub is not None:
                 self.world.say("NOW the driver hears of a notice")
                 key = f"executor {number}"
