@@ -516,7 +516,8 @@ def test_too_many_prompts_are_refused_until_there_is_room(server: Served, client
         asked = {**many, "prompt": ["a"] * 128, "max_tokens": 3}
         with pytest.raises(openai.RateLimitError, match="too many prompts are queued for this model"):
             client.completions.create(**asked)
-    assert len(client.completions.create(**asked).choices) == 128
+    # The server may hear a little later that the other client has left.
+    assert len(client.with_options(max_retries=9).completions.create(**asked).choices) == 128
 
 
 def test_text_models_are_listed_with_what_they_count(server: Served, client: Any) -> None:

@@ -451,11 +451,15 @@ class Hub(Handler):
             for rank, member in self._members.items():
                 if rank < self._crew and member.has_job and not member.dead:
                     member.peer.send("gone", rank=lost)
+        self._end_all_in_vain()
+
+    def _end_all_in_vain(self) -> None:
+        with self._lock:
             for turn, gathering in list(self._gatherings.items()):
                 self._end_in_vain(turn, gathering)
 
     def _end_in_vain(self, turn: int, gathering: Gathering) -> None:
-        if self._regrouping is not None and gathering.lacks(self._regrouping.absent):
+        if self._regrouping is not None and gathering.lacks(self._regrouping.away):
             self._gatherings.pop(turn)
             for rank in gathering.brought:
                 if not self._members[rank].dead:
@@ -471,6 +475,7 @@ class Hub(Handler):
             self._members[rank].peer.put(encode_parts([str(turn).encode(), b""]))
             return
         if not group.come(rank):
+            self._end_all_in_vain()
             return
         with self._lock:
             self._gatherings.clear()

@@ -192,8 +192,8 @@ class HaltVote:
 class Regrouping:
     """When ranks meet again, some of which have died: once those that live and all replacements have come.
 
-    Until then, gathers that the dead have not brought their part to are void. `most` losses are survived, the
-    first of them not before all ranks are prepared.
+    Until then, gathers are void that lack the part of one that has died, or that waits for the meeting. `most`
+    losses are survived, the first of them not before all ranks are prepared.
     """
 
     def __init__(self, size: int, most: int) -> None:
@@ -207,6 +207,11 @@ class Regrouping:
     @property
     def all_prepared(self) -> bool:
         return len(self._prepared) == self._size
+
+    @property
+    def away(self) -> set[int]:
+        """Ranks that bring nothing to a gather before all meet."""
+        return self.absent.keys() | self._there
 
     def lose(self, rank: int, fields: Mapping[str, Any]) -> bool:
         """Return whether the others go on; not if none is left."""

@@ -481,3 +481,22 @@ def test_a_notice_while_a_rank_is_being_replaced_is_put_to_the_vote_once_another
 
         assert [channel.receive(60).kind for channel in channels] == ["halt", "halt"]
         assert not hub.ended_unbegun
+
+
+def test_a_rank_in_a_gather_with_one_that_waits_to_meet_again_need_not_wait() -> None:
+    """The one that died had brought its part, so the gather does not miss it."""
+    job = Job(ranks=equal_ranks("", 3), secret=SECRET, settings=RunSettings(), regroups=1)
+    with Hub(job) as hub:
+        channels = [join(hub, rank) for rank in range(3)]
+        for channel in channels:
+            assert channel.receive(60).kind == "welcome"
+            channel.send("pulse", ticks=0, waiting=False)
+            channel.send("open", turn=0)
+            assert channel.receive(60).kind == "gathered"
+        for channel in channels[1:]:
+            channel.send("gather", b"", turn=0, wants=[])
+        channels[2].send("lost", reason="its process was ended by SIGKILL")
+        assert [channel.receive(60).kind for channel in channels[:2]] == ["gone", "gone"]
+        channels[0].send("regroup")
+
+        assert channels[1].receive(60).kind == "void"
