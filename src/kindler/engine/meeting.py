@@ -192,7 +192,7 @@ class HaltVote:
 class Regrouping:
     """When ranks meet again, some of which have died: once those that live and all replacements have come.
 
-    Until then, gathers are void that lack the part of one that has died, or that waits for the meeting. `most`
+    Until then, gathers are void that lack the part of one that has died or that waits for the meeting. `most`
     losses are survived, the first of them not before all ranks are prepared.
     """
 
