@@ -59,7 +59,7 @@ PARTS: dict[str, tuple[Callable[[Point, Path], bool], dict[str, int]]] = {
     ),
     "replacement": (  # worker 1 dies in the fifth step, and another one takes its place
         lambda point, base: point.kind in kernel.NETWORK or point.path.startswith(str(base)),
-        {"kill": 10, "error": 10, "torn": 3, "delay": 10},
+        {"kill": 5, "error": 5, "torn": 3, "delay": 5},
     ),
 }
 

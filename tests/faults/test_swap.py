@@ -30,7 +30,7 @@ from tests.serve.served import _environment, constant
 pytestmark = pytest.mark.skipif(bool(kernel.missing()), reason=kernel.missing())
 
 # How many points of each kind of fault are tried in the gate.
-KINDS = {"error": 12, "kill": 4, "delay": 2, "full": 4}
+KINDS = {"error": 6, "kill": 2, "delay": 1, "full": 2}
 DEADLINE_S = 90.0
 ROWS = {"instances": [[0.0, 0.0, 0.0]]}
 

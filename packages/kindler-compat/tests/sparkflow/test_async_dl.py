@@ -27,6 +27,7 @@ from kindler.compat.sparkflow.tensorflow_model_loader import (
     load_tensorflow_model,
 )
 from kindler.errors import ConfigError, UntrustedError
+from tests.whole import whole_only
 
 pytestmark = [
     pytest.mark.spark,
@@ -67,20 +68,26 @@ def accuracy(model: Any, frame: Any) -> float:
     "params",
     [
         {"acquireLock": False, "tfLearningRate": 0.01, "iters": 20},
-        {
-            "acquireLock": True,
-            "tfOptimizer": "momentum",
-            "optimizerOptions": graph_utils.build_momentum_config(0.5, use_nesterov=True),
-            "miniBatchSize": -1,
-            "iters": 60,
-        },
-        {
-            "strategy": "local_sgd",
-            "tfOptimizer": "rmsprop",
-            "optimizerOptions": graph_utils.build_rmsprop_config(0.02),
-            "partitionShuffles": 2,
-            "iters": 20,
-        },
+        pytest.param(
+            {
+                "acquireLock": True,
+                "tfOptimizer": "momentum",
+                "optimizerOptions": graph_utils.build_momentum_config(0.5, use_nesterov=True),
+                "miniBatchSize": -1,
+                "iters": 60,
+            },
+            marks=whole_only,
+        ),
+        pytest.param(
+            {
+                "strategy": "local_sgd",
+                "tfOptimizer": "rmsprop",
+                "optimizerOptions": graph_utils.build_rmsprop_config(0.02),
+                "partitionShuffles": 2,
+                "iters": 20,
+            },
+            marks=whole_only,
+        ),
         {
             "strategy": "allreduce",
             "tfOptimizer": "adagrad",

@@ -124,6 +124,7 @@ def check_exported_once(shell: Shell) -> None:
     assert [path.parent for path in shell.folder.rglob("saved_model.pb")] == [shell.export]
 
 
+@whole_only
 def test_two_nodes_train_in_step_and_export_one_model(shell: Shell) -> None:
     output = output_of(shell.start(block_of("Two processes")[2]))
 
