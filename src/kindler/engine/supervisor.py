@@ -214,7 +214,8 @@ class Supervisor:
             return False
         if self._job.regroups:
             if outcome.kind == "lost":
-                self._aborted.wait(self._job.settings.stop_timeout_s)  # the hub answers at once, either way
+                # The hub answers at once, either way.
+                self._aborted.wait(self._job.settings.heartbeat_timeout_s)
             return self.dismissed
         return self._job.replaceable and (self.dismissed or outcome.kind == "lost")
 
