@@ -117,8 +117,15 @@ KERAS_FLAVOURS := tensorflow jax torch tf_keras
 test-keras: $(VENV)/.dev ## Keras on the local engine, each backend in a process of its own
 	$(MAKE) --no-print-directory --keep-going $(KERAS_FLAVOURS:%=test-keras-%)
 
+# All tests on TensorFlow and PyTorch; on the others those that their own code decides, unless everything runs.
+KERAS_ALL := tests/keras tests/unit/with_keras
+KERAS_FEW := $(addprefix tests/keras/test_,contract.py exact.py replaced.py resume.py models.py labels.py private_names.py) \
+	tests/unit/with_keras/test_compiled_code.py
+KERAS_TESTS_jax = $(if $(filter 1,$(KINDLER_TEST_WHOLE)),$(KERAS_ALL),$(KERAS_FEW))
+KERAS_TESTS_tf_keras = $(KERAS_TESTS_jax)
+
 test-keras-%: $(VENV)/.dev
-	KINDLER_TEST_KERAS=$* $(PYTEST) tests/keras tests/unit/with_keras
+	KINDLER_TEST_KERAS=$* $(PYTEST) $(or $(KERAS_TESTS_$*),$(KERAS_ALL))
 
 test-openvino: $(VENV)/.dev ## models of OpenVINO, on the local engine
 	$(PYTEST) tests/openvino tests/unit/with_openvino
@@ -187,7 +194,7 @@ test-compat-mxnet: $(VENV)/.dev $(VENV)/.mxnet ## Gluon blocks of MXNet, on the 
 test-compat-tensorflowonspark: $(VENV)/.dev build/java/options ## TensorFlowOnSpark and spark-tensorflow-distributor
 	$(PYTEST) $(COMPAT)/tests/tensorflowonspark
 
-COMPAT_KERAS := tensorflow torch tf_keras
+COMPAT_KERAS := tensorflow $(if $(filter 1,$(KINDLER_TEST_WHOLE)),torch tf_keras)
 
 test-compat-keras-%: $(VENV)/.dev
 	KINDLER_TEST_KERAS=$* $(PYTEST) $(COMPAT)/tests/keras_faces

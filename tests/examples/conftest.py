@@ -10,6 +10,7 @@ import pytest
 from tests.conftest import SHARED
 from tests.examples.notebooks import NOTEBOOKS, code
 from tests.in_turn import Printed, run_in_turn
+from tests.whole import WHOLE
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HOWTOS = sorted((EXAMPLES / "howto").glob("*.py"))
@@ -47,7 +48,7 @@ def printed(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Printed:
     ]
     programs: list[tuple[Any, ...]] = [
         *[(EXAMPLES / name, *arguments) for name, *arguments in examples],
-        *[(path,) for path in (*HOWTOS, *sorted(cells.glob("*.py")))],
+        *[(path,) for path in (*HOWTOS, *(sorted(cells.glob("*.py")) if WHOLE else ()))],
     ]
     return run_in_turn(
         folder,

@@ -15,6 +15,7 @@ from tests.docs.pages import blocks
 from tests.examples.conftest import HOWTOS as PROGRAMS
 from tests.examples.notebooks import NOTEBOOKS, code
 from tests.in_turn import Printed
+from tests.whole import whole_only
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES, PAGES = ROOT / "examples", ROOT / "docs" / "howto"
@@ -90,6 +91,7 @@ def test_the_forecast_is_better_than_the_last_values(printed: Printed) -> None:
     assert number("error of the model", text) < 0.9 * others
 
 
+@whole_only
 @pytest.mark.spark
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_cells_of_a_notebook_run_and_what_they_assert_is_true(notebook: Path, printed: Printed) -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from tests.spark_programs.cluster import standalone
 from tests.spark_programs.conftest import last_line, run_programs
+from tests.whole import whole_only
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(600), whole_only]
 
 ROWS = 50
 

@@ -12,8 +12,9 @@ from kindler import Table
 from kindler.errors import ConfigError
 from tests.spark_programs.conftest import TORCH, last_line, older_spark, run_programs
 from tests.unit.data.lake import collected, s3_server, shown, uploaded
+from tests.whole import whole_only
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600), whole_only]
 
 _KEYS = {"s3.region": "us-east-1", "s3.access-key-id": "id", "s3.secret-access-key": "key"}
 
