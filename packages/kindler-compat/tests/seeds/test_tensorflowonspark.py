@@ -26,7 +26,7 @@ from tests.seeds.programs import runnable
 from tests.seeds.table import ROWS
 from tests.tensorflowonspark.test_resnet_cifar import cifar as few_records
 from tests.tensorflowonspark.test_resnet_cifar import free_places, losses
-from tests.whole import WHOLE, whole_only
+from tests.whole import WHOLE
 
 EXAMPLE = ROOT / "examples" / "resnet_cifar"
 
@@ -156,7 +156,6 @@ def test_two_processes_find_each_other_and_train_in_step(shell: Shell) -> None:
     assert judged(first) == judged(second)
 
 
-@whole_only
 def test_two_executors_of_spark_train_in_step(shell: Shell) -> None:
     output = output_of(shell.start("tensorflowonspark-resnet/spark"))
 
