@@ -451,19 +451,17 @@ class Hub(Handler):
             for rank, member in self._members.items():
                 if rank < self._crew and member.has_job and not member.dead:
                     member.peer.send("gone", rank=lost)
-        self._end_all_in_vain()
+        self._end_in_vain()
 
-    def _end_all_in_vain(self) -> None:
+    def _end_in_vain(self) -> None:
+        """End gathers that some rank brings nothing to before all meet again."""
         with self._lock:
             for turn, gathering in list(self._gatherings.items()):
-                self._end_in_vain(turn, gathering)
-
-    def _end_in_vain(self, turn: int, gathering: Gathering) -> None:
-        if self._regrouping is not None and gathering.lacks(self._regrouping.away):
-            self._gatherings.pop(turn)
-            for rank in gathering.brought:
-                if not self._members[rank].dead:
-                    self._members[rank].peer.send("void")
+                if self._regrouping is not None and gathering.lacks(self._regrouping.away):
+                    self._gatherings.pop(turn)
+                    for rank in gathering.brought:
+                        if not self._members[rank].dead:
+                            self._members[rank].peer.send("void")
 
     def _meet_again(self, rank: int, kind: str, turn: int, group: Regrouping) -> None:
         """A rank is prepared, or has heard of a loss: all meet once all have come. One says if they go on."""
@@ -475,7 +473,7 @@ class Hub(Handler):
             self._members[rank].peer.put(encode_parts([str(turn).encode(), b""]))
             return
         if not group.come(rank):
-            self._end_all_in_vain()
+            self._end_in_vain()
             return
         with self._lock:
             self._gatherings.clear()
@@ -530,8 +528,11 @@ class Hub(Handler):
         if frame.kind in ("open", "keep") and self._transcript is not None:
             self._remember(rank, frame, self._transcript)
             return
-        if frame.kind == "lost" and self._await_another(rank, frame.fields):
-            return
+        if frame.kind == "lost":
+            if self._await_another(rank, frame.fields):
+                return
+            if self._job.regroups:
+                peer.send("abort")  # no other process is wanted, which its supervisor waits to hear
         if frame.kind == "report" and self._is_known(rank, frame):
             return
         if frame.kind == "optional":
@@ -656,7 +657,7 @@ class Hub(Handler):
             gathering.bring(rank, frame.buffers[0], frame.fields["wants"])
             self._answer(turn, gathering)
             if turn in self._gatherings:
-                self._end_in_vain(turn, gathering)
+                self._end_in_vain()
 
     def _answer(self, turn: int, gathering: Gathering) -> None:
         if gathering.complete(self._left):

@@ -500,3 +500,14 @@ def test_a_rank_in_a_gather_with_one_that_waits_to_meet_again_need_not_wait() ->
         channels[0].send("regroup")
 
         assert channels[1].receive(60).kind == "void"
+
+
+def test_who_lost_its_process_hears_at_once_that_no_other_one_is_wanted() -> None:
+    job = Job(ranks=equal_ranks("", 2), secret=SECRET, settings=RunSettings(), regroups=1)
+    with Hub(job) as hub:
+        channels = [join(hub, rank) for rank in (0, 1)]
+        for channel in channels:
+            assert channel.receive(60).kind == "welcome"
+        channels[1].send("lost", reason="its process was ended by SIGKILL")  # before any rank is prepared
+
+        assert [channel.receive(60).kind for channel in channels] == ["abort", "abort"]
